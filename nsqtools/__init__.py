@@ -1,7 +1,7 @@
 """nsqtools: one `nsq` command and a synchronous client for the NSQ message queue.
 
-The errors are there at once. The other public names are loaded when they are first used, so that
-importing the package costs nothing.
+The errors are imported immediately. The other public names are imported on first use, so that
+importing the package is cheap.
 """
 
 from __future__ import annotations

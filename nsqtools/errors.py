@@ -1,13 +1,13 @@
-"""Every error this package raises, in one tree.
+"""The errors of this package.
 
     NsqError                     category "failed"
     ├── ConfigurationError       "usage"      a bad option, name or address (also ValueError)
-    ├── NotFoundError            "not_found"  the topic, channel or node is not there
+    ├── NotFoundError            "not_found"  the topic, channel or node does not exist
     ├── ConnectionFailed         "connect"    no connection, or it broke
     │   ├── ConnectionLost                    an established connection ended
     │   └── DeadlineExceeded                  no answer in time (also TimeoutError)
-    ├── RefusedError             "refused"    the peer will not let us in
-    │   └── TLSError                          TLS was asked for and could not be had
+    ├── RefusedError             "refused"    the peer denies access
+    │   └── TLSError                          TLS was requested and failed
     ├── ProtocolError                         the peer does not speak NSQ as specified
     ├── ServerError                           nsqd answered with an E_* error frame
     │   └── ServerRefused        "refused"    E_AUTH_*, E_UNAUTHORIZED, or TLS is required
@@ -20,9 +20,8 @@
     │   └── PublishUnknown       "connect"    nsqd may have it, or some of it; a retry may double it
     └── OutputError                           a file or stream could not be written
 
-Each class has a *category*, from which the command line picks the exit status, and each error says
-what happened, where (the address or path is part of the message), and optionally a *hint*: one
-sentence that says what to try.
+Each class has a *category*, which determines the exit status of the command line. The message of an
+error contains the address or path. An error may have a *hint*, one sentence about a remedy.
 """
 
 from __future__ import annotations
@@ -67,10 +66,12 @@ class NsqError(Exception):
         super().__init__(message)
         self.hint = hint
         if hint:
-            self.add_note(f"hint: {hint}")  # tracebacks show it, those of Spark's workers too
+            # Tracebacks show notes, including those of Spark workers.
+            self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # for other processes: what `__init__` takes is not what `args` has
+        # By default, unpickling in another process would call `__init__` with `args`, which are not
+        # its parameters.
         return type(self).__new__, (type(self),), {**vars(self), "args": self.args}
 
 
@@ -93,7 +94,7 @@ class ConnectionFailed(NsqError):
 
 
 class ConnectionLost(ConnectionFailed):
-    """An established connection ended: closed by the peer, reset, or given up as silent."""
+    """An established connection ended: closed by the peer, reset, or without a heartbeat."""
 
 
 class DeadlineExceeded(ConnectionFailed, TimeoutError):
@@ -101,13 +102,13 @@ class DeadlineExceeded(ConnectionFailed, TimeoutError):
 
 
 class RefusedError(NsqError):
-    """The peer, or our own security settings, do not allow this connection."""
+    """The peer or the security settings of this client do not allow the connection."""
 
     category = "refused"
 
 
 class TLSError(RefusedError):
-    """TLS was asked for and is not offered, or the handshake or verification failed."""
+    """TLS was requested but is not offered, or the handshake or verification failed."""
 
 
 class ProtocolError(NsqError):
@@ -117,8 +118,8 @@ class ProtocolError(NsqError):
 class ServerError(NsqError):
     """An ``E_*`` error frame from nsqd.
 
-    ``code`` is the first word (``"E_BAD_TOPIC"``), ``text`` the rest; ``fatal`` tells whether nsqd
-    closes the connection after it.
+    ``code`` is the first word (``"E_BAD_TOPIC"``), and ``text`` the remaining text. ``fatal`` is
+    True if nsqd closes the connection after it.
     """
 
     def __init__(
@@ -132,13 +133,13 @@ class ServerError(NsqError):
 
 
 class ServerRefused(ServerError, RefusedError):
-    """nsqd refused the secret, what the secret allows, or a connection without TLS."""
+    """nsqd refused the secret, a command that the secret does not allow, or missing TLS."""
 
 
 class HTTPError(NsqError):
     """An HTTP API answered with an error.
 
-    ``status`` is the HTTP status, ``code`` NSQ's own word for it (``"TOPIC_NOT_FOUND"``).
+    ``status`` is the HTTP status, and ``code`` NSQ's name of the error (``"TOPIC_NOT_FOUND"``).
     """
 
     def __init__(self, message: str, *, status: int, code: str = "", hint: str = "") -> None:
@@ -152,10 +153,10 @@ class HTTPError(NsqError):
 
 
 class PublishError(NsqError):
-    """A publish did not end as published; the subclass says what is known of all its messages.
+    """A publish was not confirmed. The subclass shows the state of its messages.
 
-    ``outcomes`` of an error that `Producer.publish_many` raised has the outcome of each message, in
-    their order: None where nsqd has confirmed it, else the error of its part.
+    ``outcomes`` of an error from `Producer.publish_many` has an entry for each message, in their
+    order: None if nsqd has confirmed it, else its error.
     """
 
     outcomes: Sequence[PublishError | None] = ()
@@ -177,23 +178,23 @@ class PublishRejected(PublishError):
 class PublishRefused(PublishError):
     """nsqd does not accept this client (TLS, secret, permission), so nothing was sent.
 
-    Publishing again is refused again until the options or nsqd's settings change.
+    It is refused again until the options or nsqd's settings change.
     """
 
     category = "refused"
 
 
 class PublishNotSent(PublishError):
-    """nsqd certainly did not take the messages: publishing them again doubles nothing."""
+    """nsqd certainly does not have the messages. Publishing them again causes no duplicates."""
 
     category = "connect"
 
 
 class PublishUnknown(PublishError):
-    """nsqd may have all, some or none of the messages: publishing them again may double them.
+    """nsqd may have all, some or none of the messages. Publishing them again may duplicate them.
 
-    The connection ended before the answer, or nsqd's disk failed while it stored them; or they were
-    published in parts, and only some of these are confirmed (`outcomes` says which).
+    The connection ended before the answer, nsqd's disk failed while it stored them, or they were
+    published in parts of which only some are confirmed (see `outcomes`).
     """
 
     category = "connect"
@@ -204,5 +205,5 @@ class OutputError(NsqError):
 
 
 def is_limit(error: BaseException) -> bool:
-    """Tell whether memory or threads ran out, for which Python has no one type."""
+    """Return whether memory or threads ran out, for which Python has no common type."""
     return isinstance(error, MemoryError) or "can't start new thread" in str(error)

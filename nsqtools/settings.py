@@ -1,4 +1,4 @@
-"""Settings from the configuration file: the file's own, and those of one named profile over them.
+"""Settings from the configuration file, with those of one named profile taking precedence.
 
     # ~/.config/nsqtools/config.toml
     lookupd-http-address = ["127.0.0.1:4161"]
@@ -9,16 +9,16 @@
     auth-secret-file = "/etc/nsq/staging.secret"
     consumer-opt = { snappy = true, msg_timeout = "5m" }
 
-Keys are the names of the options without the leading dashes. Flags and environment variables are
-stronger than anything here; every value remembers its origin. Unknown keys are errors, since a
-setting that is silently ignored is worse than none.
+Keys are the names of options without the leading dashes. Flags and environment variables override
+the file. Each value has its origin. Unknown keys are errors, because a misspelled setting would
+otherwise be ignored silently.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ PROFILES = "profiles"
 
 
 class Origin(IntEnum):
-    """Where a value comes from; a greater origin is stronger."""
+    """The origin of a value. A greater origin overrides a smaller one."""
 
     DEFAULT = 0
     FILE = 1
@@ -39,7 +39,7 @@ class Origin(IntEnum):
 
 
 class Setting(NamedTuple):
-    """A value of the file and where exactly it is."""
+    """A value of the file, and its key and path for messages."""
 
     value: str | list[str]
     origin: Origin
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
 
 class SettingRow(NamedTuple):
-    """One setting: its value, None where it has none or is not in force, and where it is set."""
+    """One setting. ``value`` is None if it is unset or overridden; ``place`` is its source."""
 
     setting: str
     value: str | bool | list[str] | None
@@ -58,43 +58,47 @@ class SettingRow(NamedTuple):
 
 
 def config_path(environ: Mapping[str, str]) -> Path:
-    """The configuration file: ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default ~/.config."""
+    """Return ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default below ~/.config."""
     return user_folder(environ, "XDG_CONFIG_HOME", ".config") / "nsqtools" / "config.toml"
 
 
-def user_folder(environ: Mapping[str, str], variable: str, usual: str) -> Path:
-    """Return a folder of the user: where ``variable`` says, by default ``usual`` below the home."""
-    home = environ.get("HOME") or os.path.expanduser("~")  # "~" of a user whom nothing gives one
-    return Path(environ.get(variable) or Path("/", home, usual))
+def user_folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    """Return the directory that ``variable`` names, by default ``default`` below the home."""
+    # A user without HOME and without an entry in the passwd database gets "/~".
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return Path(environ.get(variable) or Path("/", home, default))
 
 
 def selection_path(environ: Mapping[str, str]) -> Path:
-    """The file with the name of the profile that ``nsq config use`` chose."""
+    """Return the path of the file with the profile that ``nsq config use`` chose."""
     return config_path(environ).with_name("profile")
 
 
 def selected_profile(environ: Mapping[str, str]) -> str | None:
-    """The profile that ``nsq config use`` chose, if any. Raises `ConfigurationError`."""
+    """Return the profile that ``nsq config use`` chose, if any. Raises `ConfigurationError`."""
     path = selection_path(environ)
     try:
         return path.read_text("utf-8").strip() or None
-    except OSError:  # it is not there, or belongs to another user whose HOME we have
+    except OSError:
+        # The file is missing or unreadable: HOME may be that of another user.
         return None
     except UnicodeDecodeError as error:
         hint = "nsq config use writes it."
         raise ConfigurationError(f"{path} is not UTF-8 text", hint=hint) from error
 
 
-def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) -> dict[str, Setting]:
-    """Read ``path`` and return its settings, those of ``profile`` over the file's own.
+def load_settings(
+    path: Path, profile: str | None, repeatable: Mapping[str, bool]
+) -> dict[str, Setting]:
+    """Read ``path`` and return its settings; those of ``profile`` take precedence.
 
-    ``known`` has the names that may be set (with underscores: ``lookupd_http_address``), each with
-    whether it takes several values. Raises `ConfigurationError`, naming file and key, for whatever
-    the file may not say.
+    ``repeatable`` maps the names of all settings (with underscores: ``lookupd_http_address``) to
+    whether they take several values. Raises `ConfigurationError`, which names file and key, for
+    invalid content.
     """
     document = _read(path)
     profiles = document.pop(PROFILES, {})
-    settings = _settings(document, path, "", Origin.FILE, known)
+    settings = _settings(document, path, "", Origin.FILE, repeatable)
     if profile is not None:
         if not isinstance(profiles, dict):
             raise ConfigurationError(f"{path}: {PROFILES} is not a table")
@@ -102,14 +106,15 @@ def load_settings(path: Path, profile: str | None, known: Mapping[str, bool]) ->
         if table is None:
             hint = f"Profiles in the file: {', '.join(sorted(profiles)) or 'none'}."
             raise ConfigurationError(f"{path}: there is no profile {profile!r}", hint=hint)
-        settings |= _settings(table, path, f"{PROFILES}.{profile}.", Origin.PROFILE, known)
+        settings |= _settings(table, path, f"{PROFILES}.{profile}.", Origin.PROFILE, repeatable)
     return settings
 
 
-def who_else_can_write(path: Path) -> str:
-    """Say who else than its owner may change the file, "" for no one: it decides where we connect.
+def check_ownership(path: Path) -> str:
+    """Return a warning if another user can change the file, which decides where nsq connects.
 
-    A group of the user's own, as most systems give one to each user, is no one else.
+    Write permission of the user's primary group is accepted, because most systems create one group
+    for each user. Returns "" if only the owner can change the file.
     """
     try:
         status = path.stat()
@@ -125,7 +130,7 @@ def who_else_can_write(path: Path) -> str:
 
 
 def profile_names(path: Path) -> list[str]:
-    """The profiles that the file has. Raises `ConfigurationError`."""
+    """Return the names of the profiles in the file. Raises `ConfigurationError`."""
     profiles = _read(path).get(PROFILES, {})
     return sorted(profiles) if isinstance(profiles, dict) else []
 
@@ -136,14 +141,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        hint = "Profiles are kept in this file."
+        hint = "This file contains the profiles."
         raise ConfigurationError(f"cannot read {path} ({error.strerror})", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}", hint="The file is TOML, in UTF-8.") from error
 
 
 def _settings(
-    table: Any, path: Path, prefix: str, origin: Origin, known: Mapping[str, bool]
+    table: Any, path: Path, prefix: str, origin: Origin, repeatable: Mapping[str, bool]
 ) -> dict[str, Setting]:
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: {prefix.rstrip('.')} is not a table")
@@ -151,24 +156,24 @@ def _settings(
     for key, value in table.items():
         name = key.replace("-", "_")
         place = f"{prefix}{key} in {path}"
-        if name not in known:
-            raise ConfigurationError(f"unknown setting {place}", hint=_suggestion(name, known))
+        if name not in repeatable:
+            raise ConfigurationError(f"unknown setting {place}", hint=_suggestion(name, repeatable))
         if name in settings:
-            raise ConfigurationError(f"{place}: it is there twice, with - and with _")
-        read = _values if known[name] else _value
-        settings[name] = Setting(read(value, place), origin, place)
+            raise ConfigurationError(f"{place} is set twice, with - and with _")
+        parse = _values if repeatable[name] else _value
+        settings[name] = Setting(parse(value, place), origin, place)
     return settings
 
 
 def _value(value: Any, place: str) -> str:
-    """A value as the environment would have it."""
+    """Return a value as text, as an environment variable would contain it."""
     if isinstance(value, str | int | float) and "\0" not in (text := str(value)):
         return text.lower() if isinstance(value, bool) else text
     raise ConfigurationError(f"{place}: write text, a number, true or false")
 
 
 def _values(value: Any, place: str) -> list[str]:
-    """Several values: a list, one value alone, or a table of ``key=value`` pairs."""
+    """Return several values: of a list, a single value, or a table as ``key=value`` pairs."""
     if isinstance(value, list):
         return [_value(item, place) for item in value]
     if isinstance(value, dict):
@@ -176,8 +181,8 @@ def _values(value: Any, place: str) -> list[str]:
     return [_value(value, place)]
 
 
-def _suggestion(name: str, known: Mapping[str, bool]) -> str:
+def _suggestion(name: str, names: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, 1)
-    return f"Did you mean {near[0].replace('_', '-')}?" if near else "See nsq-config(5)."
+    matches = get_close_matches(name, list(names), 1)
+    return f"Did you mean {matches[0].replace('_', '-')}?" if matches else "See nsq-config(5)."

@@ -1,8 +1,8 @@
-"""The entry of ``nsq``: answer at once what needs no command, run the rest, map every end.
+"""The entry point of ``nsq``.
 
-``nsq``, ``nsq --help``, ``nsq --version`` and ``nsq completion`` are answered here, before typer
-is imported. Everything else goes to `app`. However a command ends - a result, one of our errors, a
-usage error, a signal, a closed pipe, a bug - becomes an exit status here and nowhere else.
+``nsq``, ``nsq --help``, ``nsq --version`` and ``nsq completion`` are answered here, before typer is
+imported. All other command lines go to `app`. This module alone turns the end of a command (a
+result, an error, a signal, a closed pipe or a bug) into an exit status.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
 
+# Names of NSQ's Go utilities. Invoked by one of them, nsq accepts its flags (`commands.compat`).
 UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
-"""Names of NSQ's Go utilities: called by one of them, we take its flags (`commands.compat`)."""
 
 SCRIPTS = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``nsq`` with ``arguments`` (default: those of the process); returns the exit status."""
+    """Run ``nsq`` with ``arguments`` (by default those of the process); return the exit status."""
     if arguments is None and os.getpid() == 1:
         from nsqtools.cli.running.inheritance import continue_below_init
 
@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             status = _run(arguments, program)
-        except RuntimeError as error:  # of a lock: the signal came as a wait had let it go
+        except RuntimeError as error:
+            # A signal arrived while a wait on a condition had released its lock. Then the lock
+            # raises RuntimeError on the way out.
             if isinstance(error.__context__, KeyboardInterrupt | SystemExit):
                 raise error.__context__ from None
             raise
@@ -44,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 141
     except Exception as error:
-        _settle(sys.stdout)  # what was printed comes before the error
-        from nsqtools.cli.registry import OWN_FAILURE
+        # Buffered output must come before the error.
+        _flush(sys.stdout)
+        from nsqtools.cli.registry import FAILURE_STATUS
         from nsqtools.cli.running.runtime import asks_for_json, before_dashes, report_error
 
         return report_error(
@@ -53,15 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr,
             debug="--debug" in before_dashes(arguments) or bool(os.environ.get("NSQ_DEBUG")),
             json=asks_for_json(arguments[1:]),
-            status=OWN_FAILURE.get(arguments[0]) if arguments else None,
+            status=FAILURE_STATUS.get(arguments[0]) if arguments else None,
         )
     finally:
-        _settle(sys.stdout)
-        _settle(sys.stderr)
+        _flush(sys.stdout)
+        _flush(sys.stderr)
 
 
 def quick_answer(arguments: Sequence[str]) -> str | None:
-    """The text that answers ``arguments`` without any command, or None when one has to run."""
+    """Return the answer to ``arguments`` that needs no command, None if a command has to run."""
     first = arguments[0] if arguments else "--help"
     if first in ("--version", "version"):
         from nsqtools import __version__
@@ -71,16 +74,16 @@ def quick_answer(arguments: Sequence[str]) -> str | None:
         lines = packaged_text("man", "nsq-options.7.md").splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("<!--"))
     if first in ("--help", "-h", "help"):
-        from nsqtools.cli.parsing.help import rendered_for_stdout, root_page
+        from nsqtools.cli.parsing.help import render_for_stdout, root_page
 
-        return rendered_for_stdout(root_page())
+        return render_for_stdout(root_page())
     if first == "completion" and len(arguments) == 2 and arguments[1] in SCRIPTS:
         return packaged_text("completions", SCRIPTS[arguments[1]])
     return None
 
 
 def packaged_text(folder: str, name: str) -> str:
-    """Read a file that the wheel puts in this package, and that a checkout has in ``folder``."""
+    """Read a file that is in this package in a wheel, and in ``folder`` in a checkout."""
     package = os.path.dirname(__file__)
     for directory in (package, os.path.dirname(os.path.dirname(package))):
         try:
@@ -99,9 +102,9 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
         from nsqtools.cli.running.inheritance import clean_inherited_signals
 
         clean_inherited_signals()
-        _collect_less()
+        _reduce_garbage_collection()
         return go_main(program, arguments)
-    # nsq help topic list
+    # nsq help topic list is nsq topic list --help.
     if arguments[:1] == ["help"] and len(arguments) > 1 and list(arguments[1:]) != ["options"]:
         arguments = [*arguments[1:], "--help"]
     answer = quick_answer(arguments)
@@ -109,7 +112,8 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
         sys.stdout.write(answer)
         return 0
 
-    if arguments[0] == "__complete_line":  # for programs: no list of commands has it
+    # Completion scripts use it, so it is not in the registry of commands.
+    if arguments[0] == "__complete_line":
         from nsqtools.cli.commands.complete_line import complete_line
 
         return complete_line(arguments[1:])
@@ -121,28 +125,32 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
     command = COMMANDS.get(arguments[0])
     if isinstance(command, Command) and command.raw:
         return command.load()(list(arguments[1:])) or 0
-    if command is not None and list(arguments[1:]) == ["--version"]:  # as the Go utilities have it
+    # The Go utilities accept --version too.
+    if command is not None and list(arguments[1:]) == ["--version"]:
         return _run(arguments[1:])
 
     from nsqtools.cli.parsing.app import run
 
-    _collect_less()
+    _reduce_garbage_collection()
     return run(arguments)
 
 
-def _collect_less() -> None:
-    """Messages come and go by the hundred thousand a second and form no cycles: with the default
-    tail spends a tenth of its time collecting."""
+def _reduce_garbage_collection() -> None:
+    """Collect garbage less often than by default.
+
+    Messages form no cycles and are allocated by the hundred thousand a second. With the default
+    thresholds tail spends a tenth of its time in the collector.
+    """
     import gc
 
     gc.set_threshold(100_000, 50, 100)
 
 
 def _open_streams() -> None:
-    """Put /dev/null where a stream was closed before we started (``<&-``).
+    """Open /dev/null for each standard stream that was closed at the start (``<&-``).
 
-    Else the first socket would take its number, and what is printed would go to nsqd. stdout gets
-    one that does not take anything, so that data is not lost there: writing fails.
+    Otherwise the first socket would get its descriptor, and printed text would go to nsqd. stdout
+    is opened for reading only, so that writing fails instead of losing data.
     """
     for name, mode, flags in (
         ("stdin", "r", os.O_RDONLY),
@@ -153,10 +161,10 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
-def _settle(stream: TextIO) -> None:
-    """Write what ``stream`` still holds; what it does not take (a terminal is gone) goes nowhere.
+def _flush(stream: TextIO) -> None:
+    """Flush ``stream``, and discard its buffer if that fails, such as on a closed terminal.
 
-    Else Python would fail once more when it flushes the stream at exit, with a status of its own.
+    Otherwise the flush of Python at exit would fail again and change the exit status.
     """
     try:
         stream.flush()

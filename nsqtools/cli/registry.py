@@ -1,9 +1,9 @@
-"""What ``nsq`` can do, as pure data: ``nsq --help``, the typer tree and the documents read it.
+"""The commands of ``nsq`` as pure data, for ``nsq --help``, the typer tree and the manual.
 
-Nothing else is imported here, so that ``nsq --help`` costs no more than starting Python. The code
-of a command is named the way entry points name it, ``"module:function"`` of `commands`, and is
-imported when the command is chosen. The one-line help of a command is the first line of
-its function's docstring, which a test compares.
+This module imports nothing, so ``nsq --help`` costs no more than starting Python. The function of
+a command is named like an entry point, ``"module:function"`` in `commands`, and is imported when
+the command is chosen. The one-line help of a command is the first line of the function's docstring,
+which a test compares.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """One command: where its function is, and what it does in a line.
+    """A command: the path of its function, and its help in a line.
 
-    A *raw* command gets the list of its arguments untouched and does not pass through typer:
-    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves.
+    A *raw* command gets its arguments as a list, without typer: the daemons parse Go-style flags
+    (``-data-path=/var/nsq``) themselves.
     """
 
     def __init__(self, entry: str, help: str, *, raw: bool = False):
@@ -29,14 +29,15 @@ class Command:
         """Import the command's module and return its function."""
         from importlib import import_module
 
-        module, _, function = self.entry.partition(":")
-        found = import_module(f"nsqtools.cli.commands.{module}")
-        loaded: Callable[..., int | None] = getattr(found, function)
-        return loaded
+        module, _, name = self.entry.partition(":")
+        function: Callable[..., int | None] = getattr(
+            import_module(f"nsqtools.cli.commands.{module}"), name
+        )
+        return function
 
 
 class Group:
-    """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
+    """A group of commands: ``nsq topic create``, ``nsq topic delete``."""
 
     def __init__(self, help: str, commands: dict[str, Command | Group]):
         self.help = help
@@ -53,20 +54,23 @@ ROOT_OPTIONS = (
 
 ROOT_EXAMPLES = ("nsq tail -t clicks -n 10", "tail -f app.log | nsq pub -t events")
 
-GONE = {
+# Replacements of removed commands and options, for the error message.
+REMOVED = {
     **dict.fromkeys(("nsq options", "nsq config path"), "nsq config show"),
     "nsq profile": "nsq config profiles, nsq config use NAME and nsq config show",
     "nsq config show --origin": "nsq config show, which has the origins",
     "nsq bench compare": "nsq bench pub and sub with --json, once for each",
-    **{f"nsq bench {each} --embedded": "nsq nsqd, and bench beside it" for each in ("pub", "sub")},
-    **{f"nsq bench {each} --html": "--json" for each in ("pub", "sub")},
+    **dict.fromkeys(
+        ("nsq bench pub --embedded", "nsq bench sub --embedded"), "nsq nsqd in another terminal"
+    ),
+    **dict.fromkeys(("nsq bench pub --html", "nsq bench sub --html"), "--json"),
     "nsq demo --spark": "nsq spark compact and report",
     "nsq demo --no-spark": "nsq demo",
     "nsq drain --allow-repeats": "nsq drain without --to, which moves each channel by itself",
     "nsq web --history": "Prometheus, for more than 6 hours: nsq web --print dashboard",
     "nsq peek --decode": "--format '{body:hex}\\n' or '{body:base64}\\n'",
     "nsq tail --decode": "--format '{body:hex}\\n' or '{body:base64}\\n'",
-    "nsq spark compact --work-dir": "--output alone, which has room for its work",
+    "nsq spark compact --work-dir": "--output alone, which also contains unfinished files",
     "nsq spark report --html": "--json, or a notebook: nsq-lake(7) and nsq spark sql",
     "nsq spark doctor --shared-dir": "nsq spark compact, which names what it cannot write",
     "nsq spark doctor --nsqd-tcp-address": "nsq ping",
@@ -77,11 +81,13 @@ GONE = {
     **dict.fromkeys(("nsq stat --max-requeue-rate", "nsq stat --min-clients"), "nsq check"),
     "nsq stat --prometheus": "/metrics of nsq web",
 }
-"""What to use in place of commands and options that there were."""
 
-OWN_FAILURE = {"check": 3}
-"""Exit statuses of any failure that are not `ExitStatus`: 3 is unknown to monitoring plugins."""
+# Commands whose failures have a fixed status instead of `ExitStatus`. For monitoring plugins, 3 is
+# "unknown".
+FAILURE_STATUS = {"check": 3}
 
+# A heading, and below it a line for each command: name, entry, ``raw``, help. A group has no entry,
+# and below it its commands and examples (``$``).
 TABLE = """\
 Messages
   tail tail:tail Print the messages of one or more topics as they arrive.
@@ -161,7 +167,7 @@ Cluster
     $ nsq bench e2e --rate 1000
 Settings
   config Show settings and choose a profile; read and change options of running nsqd.
-    show config:show Show the settings in force, where each comes from, and its bounds.
+    show config:show Show the effective settings, their origins, and their bounds.
     profiles config:profiles List the profiles of the configuration file, and which one is used.
     use config:use Choose the profile that commands use without --profile and NSQ_PROFILE.
     get config:get Show one option of every running nsqd.
@@ -197,8 +203,6 @@ Deprecated
   lookup nodes:lookup Show which nsqd have a topic, according to nsqlookupd.
   info nodes:info Show version, addresses and limits of every nsqd.
 """
-"""A heading, and below it a line for each command: name, entry, ``raw``, help. Groups
-have no entry, and their commands and examples (``$``) below."""
 
 
 def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
@@ -206,28 +210,28 @@ def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
     group = Group("", {})
     for line in table.splitlines():
         text = line.lstrip()
-        name, _, rest = text.partition(" ")
-        entry, _, help = rest.partition(" ")
+        name, _, definition = text.partition(" ")
+        entry, _, help = definition.partition(" ")
         if text == line:
             commands = panels[text] = {}
         elif name == "$":
-            group.examples.append(rest)
+            group.examples.append(definition)
         elif ":" not in entry:
-            group = commands[name] = Group(rest, {})
+            group = commands[name] = Group(definition, {})
         else:
             is_raw, help = help.startswith("raw "), help.removeprefix("raw ")
-            below = group.commands if line.startswith("    ") else commands
-            below[name] = Command(entry, help, raw=is_raw)
+            parent = group.commands if line.startswith("    ") else commands
+            parent[name] = Command(entry, help, raw=is_raw)
     return panels
 
 
+# Commands by the heading under which they are listed.
 PANELS = _panels(TABLE)
-"""Commands by the heading under which they are listed."""
 
+# All commands, including the deprecated ones.
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
-"""All commands, the deprecated ones included."""
 
+# Commands that work until 0.5, but that help, completions and manual pages no longer list.
 DEPRECATED = PANELS.pop("Deprecated")
-"""Commands that work until 0.5, but that help, completions and manual pages no longer list."""
 
 LISTED = {name: entry for name, entry in COMMANDS.items() if name not in DEPRECATED}

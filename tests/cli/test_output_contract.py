@@ -13,7 +13,7 @@ from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster, ValidJson
 
 from nsqtools.cli.commands.schema import all_schemas, read_schema, schema_of
-from nsqtools.cli.registry import OWN_FAILURE
+from nsqtools.cli.registry import FAILURE_STATUS
 from nsqtools.cli.render.documents import DOCUMENTS
 
 # in tests of their own, or as others
@@ -130,6 +130,6 @@ def test_a_wrong_command_line_is_a_line_of_json_too(run_nsq: RunNsq, valid_json:
 
         error = valid_json("error", result.err.encode())
         assert (result.out, result.err.count("\n")) == (b"", 1), command
-        usage = OWN_FAILURE.get(command, 2)
+        usage = FAILURE_STATUS.get(command, 2)
         assert (error["code"], error["status"], result.status) == ("usage", usage, usage), command
         assert "no such option" in error["message"], command

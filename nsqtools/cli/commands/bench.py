@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Context
 
 from nsqtools.cli.options.connection import (
+    AddressFlags,
     ClientFlags,
     MaxInFlight,
-    Where,
     client_connection,
     client_opt,
-    settled,
+    effective_options,
 )
 from nsqtools.cli.options.params import LIMITS
-from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
+from nsqtools.cli.parsing.binding import OptionSet, Provided, opt, subset
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.channel_watch import ChannelWatch
@@ -96,7 +96,7 @@ class Load(OptionSet):
     for_: float | None = opt(
         "DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS
     )
-    where: Annotated[dict[str, Any], From(some(Where, *BENCH_ADDRESSES))]
+    where: Annotated[dict[str, Any], Provided(subset(AddressFlags, *BENCH_ADDRESSES))]
     max_in_flight: MaxInFlight = None
     consumer_opt: list[str] | None = client_opt("consumer")
     producer_opt: list[str] | None = client_opt("producer")
@@ -113,7 +113,7 @@ class Load(OptionSet):
         if not connection.nsqd_tcp_addresses:  # of an nsqd on this machine HTTP alone was named
             connection = replace(connection, nsqd_tcp_addresses=(DEFAULT_NSQD_TCP_ADDRESS,))
         producer = ClientOptions(max_outstanding=how.window)
-        publishing = texts_of(settled(self.context, "producer_opt"))
+        publishing = texts_of(effective_options(self.context, "producer_opt"))
         return BenchPlan(
             mode=BenchMode(mode),
             connection=connection,

@@ -18,7 +18,7 @@ from nsqtools.cli.running.administering import (
     OneTopic,
     TopicGlob,
     cells_of,
-    chosen_topics,
+    select_topics,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
 
     with listing.open(CHANNELS) as opened:
         inventory = take_inventory(opened)
-        names = chosen_topics(inventory, topic)
+        names = select_topics(inventory, topic)
         inventory = with_channels(opened, inventory, names)
     queues: dict[tuple[str, str], list[QueueRow]] = {
         (name, channel): [] for name in names for channel in inventory.channels(name)
@@ -114,7 +114,7 @@ def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:
         nsq channel create clicks archive
         nsq channel create 'web*' archive metrics
     """
-    return change.make("create", [topic], channel)
+    return change.execute("create", [topic], channel)
 
 
 def delete(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: Changing) -> int:
@@ -127,7 +127,7 @@ def delete(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change:
         nsq channel delete clicks archive
         nsq channel delete clicks 'test*' --dry-run
     """
-    return change.make("delete", [topic], channel, yes=yes)
+    return change.execute("delete", [topic], channel, yes=yes)
 
 
 def empty(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: Changing) -> int:
@@ -137,7 +137,7 @@ def empty(topic: TopicGlob, channel: ChannelGlobs, yes: Yes = False, *, change: 
         nsq channel empty clicks archive
         nsq channel empty clicks '*' --yes
     """
-    return change.make("empty", [topic], channel, yes=yes)
+    return change.execute("empty", [topic], channel, yes=yes)
 
 
 def pause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
@@ -146,7 +146,7 @@ def pause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
     Examples:
         nsq channel pause clicks archive
     """
-    return change.make("pause", [topic], channel)
+    return change.execute("pause", [topic], channel)
 
 
 def unpause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int:
@@ -155,4 +155,4 @@ def unpause(topic: TopicGlob, channel: ChannelGlobs, *, change: Changing) -> int
     Examples:
         nsq channel unpause clicks archive
     """
-    return change.make("unpause", [topic], channel)
+    return change.execute("unpause", [topic], channel)

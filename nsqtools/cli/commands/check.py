@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.cli.commands.topology import read_topology
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Json, TopicPatterns
-from nsqtools.cli.parsing.binding import heading, opt
+from nsqtools.cli.parsing.binding import in_panel, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NsqError
@@ -43,7 +43,7 @@ class CheckFormat(Enum):
     prometheus = "prometheus"
 
 
-@heading("Bounds")
+@in_panel("Bounds")
 def check(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,

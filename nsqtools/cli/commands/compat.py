@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, Given, GoFatal
-from nsqtools.cli.options.connection import option_of
+from nsqtools.cli.options.connection import split_option
 from nsqtools.cli.running.runtime import Runtime, report_error, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
@@ -118,7 +118,7 @@ def _check_client_option(flag: str, text: str) -> None:
     """Refuse what go-nsq does not know, as a flag that cannot be read."""
     from nsqtools.client.options import read_option
 
-    name, value = option_of(text)
+    name, value = split_option(text)
     try:
         read_option(name, value)
     except ConfigurationError as exc:

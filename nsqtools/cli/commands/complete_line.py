@@ -31,7 +31,7 @@ from typer import Context
 
 from nsqtools.cli.options.connection import ClusterSettings, cluster_connection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
-from nsqtools.cli.parsing.binding import UsageError, prepare
+from nsqtools.cli.parsing.binding import UsageError, set_converter
 from nsqtools.cli.parsing.help import choices, metavar, rows_of
 from nsqtools.cli.registry import LISTED, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime
@@ -269,7 +269,7 @@ def cluster_of(given: Mapping[str, Any], runtime: Runtime) -> ClusterSettings:
     asking = parser_of("names", cluster_connection)
     context = Context(asking, obj=runtime)
     for each in sorted(asking.params, key=lambda each: not each.is_eager):
-        prepare(each)
+        set_converter(each)
         each.handle_parse_result(context, given, [])
     cluster: ClusterSettings = asking.invoke(context)
     return cluster

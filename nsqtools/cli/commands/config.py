@@ -1,8 +1,8 @@
-"""``nsq config``: the settings in force, the profiles that give them, and options of running nsqd.
+"""``nsq config``: the effective settings, the profiles, and options of running nsqd.
 
-The settings are what a profile may hold, and the client options. Each is read as a command reads
-it, with the flags of this command line over the environment, over the profile, over the file; what
-a stronger setting has put out of force has no value.
+The settings are those that a profile may contain, and the client options. Each is read as a command
+reads it: flags override the environment, which overrides the profile, which overrides the file. An
+overridden setting is listed without a value.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typer import Argument, Context
 from nsqtools.cli.options.connection import (
     PREFIX,
     REPEATABLE,
-    GivenAddresses,
+    ConsumerFlags,
+    EffectiveAddresses,
     MaxInFlight,
-    Reaching,
     active_setting,
+    addresses_or_default,
     client_opt,
     describe_option,
-    given_addresses,
-    opt_statements,
+    options_from_client_opt,
     options_from_flags,
     origin_of,
     setting_of,
 )
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import ClusterListing
@@ -61,39 +61,46 @@ OptionName = Annotated[
 NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas between addresses.")]
 
 
-def in_force(
+def collect_settings(
     context: Context,
-    options: Reaching,
+    options: ConsumerFlags,
     max_in_flight: MaxInFlight = None,
     producer_opt: list[str] | None = client_opt("producer"),
 ) -> list[SettingRow]:
-    """Every setting, in the order of the connection options; read from ``context``, that knows
-    where each is set. Raises `ConfigurationError`."""
-    said = list(options_from_flags(context))
-    opts = {name: list(opt_statements(context, name)) for name in OPTS}
-    holds = {name: resolve_options([*said, *given]) for name, given in opts.items()}
+    """Return every setting with its origin, in the order of the connection options.
+
+    The parameters only declare the options of the command; their values are read from ``context``.
+    Raises `ConfigurationError`.
+    """
+    flags = list(options_from_flags(context))
+    opts = {name: list(options_from_client_opt(context, name)) for name in OPTS}
+    effective = {name: resolve_options([*flags, *options]) for name, options in opts.items()}
     rows = [_file_row(context), _profile_row(context)]
     if context.obj.environ.get(AUTH_SECRET):
-        rows.append(SettingRow("auth-secret", MASK, _word(Origin.ENVIRONMENT), AUTH_SECRET))
+        rows.append(SettingRow("auth-secret", MASK, _origin_name(Origin.ENVIRONMENT), AUTH_SECRET))
     for name in REPEATABLE:
         if name in OPTS:
-            rows += [_opt_row(context, name, each, holds[name]) for each in opts[name]]
+            rows += [_opt_row(context, name, option, effective[name]) for option in opts[name]]
         elif not name.startswith(PREFIX):
-            rows.append(_row(context, name, holds["consumer_opt"]))
-        elif setting := setting_of(context, name):  # of another cluster, which few commands have
-            value, origin = _plain(setting.value), _word(setting.origin)
-            rows.append(SettingRow(_shown(name), value, origin, setting.place))
-    return _explained(context, rows)
+            rows.append(_row(context, name, effective["consumer_opt"]))
+        # A destination is listed only if it is set, because few commands have one.
+        elif setting := setting_of(context, name):
+            value, origin = _plain(setting.value), _origin_name(setting.origin)
+            rows.append(SettingRow(_dashed(name), value, origin, setting.place))
+    return _with_descriptions(context, rows)
 
 
 def show(
-    *, form: ListingForm, rows: Annotated[list[SettingRow], From(in_force)], runtime: Session
+    *,
+    form: ListingForm,
+    rows: Annotated[list[SettingRow], Provided(collect_settings)],
+    runtime: Session,
 ) -> None:
-    """Show the settings in force, where each comes from, and its bounds.
+    """Show the effective settings, their origins, and their bounds.
 
-    Flags are stronger than the environment, that than the profile, that than the file. Secrets are
-    masked. A setting without a value has no default here: each command has its own. The names with
-    underscores are client options, which every command takes as --consumer-opt NAME=VALUE or
+    Flags override the environment, which overrides the profile, which overrides the file. Secrets
+    are masked. A setting without a value has no common default: each command has its own. The names
+    with underscores are client options, which every command accepts as --consumer-opt NAME=VALUE or
     --producer-opt NAME=VALUE (-X for short).
 
     Examples:
@@ -110,29 +117,29 @@ def show(
     )
 
 
-def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
-    """The rows with defaults, bounds and help, and the client options that nothing sets."""
+def _with_descriptions(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
+    """Return the rows with defaults, bounds and help, and the unset client options."""
     from nsqtools.client.options import CLIENT_OPTIONS
 
     parameters: list[Any] = context.command.params
-    helps = {each.name: each.help for each in parameters}
-    default = _word(Origin.DEFAULT)
+    helps = {parameter.name: parameter.help for parameter in parameters}
+    default = _origin_name(Origin.DEFAULT)
     options = {}
     for option in CLIENT_OPTIONS.values():
         name, text, bounds, help = describe_option(option)
         value = option.default if isinstance(option.default, bool) else text or None
         options[name] = SettingRow(name, value, default, "", bounds, help)
-    explained = []
+    described = []
     for row in rows:
         flag = row.setting.rpartition(" ")[2].replace("-", "_")
-        if known := options.pop(OPTION_OF_FLAG.get(flag, flag), None):
+        if option_row := options.pop(OPTION_OF_FLAG.get(flag, flag), None):
             is_unset = row.value is None and row.origin == default and flag != "max_in_flight"
-            row = row._replace(bounds=known.bounds, help=known.help)
-            row = row._replace(value=known.value) if is_unset else row
+            row = row._replace(bounds=option_row.bounds, help=option_row.help)
+            row = row._replace(value=option_row.value) if is_unset else row
         else:
             row = row._replace(help=helps.get(flag, ""))
-        explained.append(row)
-    return [*explained, *options.values()]
+        described.append(row)
+    return [*described, *options.values()]
 
 
 def _file_row(context: Context) -> SettingRow:
@@ -141,68 +148,68 @@ def _file_row(context: Context) -> SettingRow:
     origin = Origin.ENVIRONMENT if place else Origin.DEFAULT
     if not path.exists():
         place = f"{place} (it does not exist yet)".strip()
-    return SettingRow("config-file", str(path), _word(origin), place)
+    return SettingRow("config-file", str(path), _origin_name(origin), place)
 
 
 def _profile_row(context: Context) -> SettingRow:
     name, (origin, place) = context.params.get("profile"), _place(context, "profile")
     if name is not None and not place:
-        origin, place = _word(Origin.FILE), str(selection_path(context.obj.environ))
+        origin, place = _origin_name(Origin.FILE), str(selection_path(context.obj.environ))
     return SettingRow("profile", name, origin, place)
 
 
-def _row(context: Context, name: str, settled: Mapping[str, SourcedOption]) -> SettingRow:
-    """A setting that has a flag of its own. Of the kinds of addresses only those of the strongest
-    origin hold."""
+def _row(context: Context, name: str, effective: Mapping[str, SourcedOption]) -> SettingRow:
+    """Return the row of a setting with a flag. Addresses of weaker origins have no value."""
     value = context.params.get(name)
     origin, place = _place(context, name)
-    why_not = ""
-    if name in GivenAddresses._fields:
-        held = getattr(given_addresses(context), name)
-        if value and not held:
-            why_not = "a stronger origin gives other addresses"
-        value = held
+    reason = ""
+    if name in EffectiveAddresses._fields:
+        addresses = getattr(addresses_or_default(context), name)
+        if value and not addresses:
+            reason = "a stronger origin gives other addresses"
+        value = addresses
     else:
-        holds = settled.get(OPTION_OF_FLAG.get(name, name))
-        if value is not None and holds is not None and holds.origin > origin_of(context, name):
-            why_not, value = f"{holds.given_as} is stronger", None
-    place = f"not in force: {place}, and {why_not}" if why_not else place
-    return SettingRow(_shown(name), _plain(value), origin, place)
+        option = effective.get(OPTION_OF_FLAG.get(name, name))
+        if value is not None and option is not None and option.origin > origin_of(context, name):
+            reason, value = f"{option.given_as} is stronger", None
+    place = f"not in force: {place}, and {reason}" if reason else place
+    return SettingRow(_dashed(name), _plain(value), origin, place)
 
 
 def _opt_row(
-    context: Context, name: str, said: SourcedOption, settled: Mapping[str, SourcedOption]
+    context: Context, name: str, option: SourcedOption, effective: Mapping[str, SourcedOption]
 ) -> SettingRow:
-    """A client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
+    """Return the row of a client option from ``--consumer-opt`` or ``--producer-opt``."""
     from nsqtools.client.options import CLIENT_OPTIONS
 
-    place = said.place or _place(context, name)[1]
-    is_secret = CLIENT_OPTIONS[said.option].metadata["secret"]
-    value: str | None = MASK if is_secret else said.text or "true"
-    if (holds := settled[said.option]).origin > said.origin:
-        place, value = f"not in force: {place}, and {holds.given_as} is stronger", None
-    return SettingRow(f"{_shown(name)} {said.option}", value, _word(Origin(said.origin)), place)
+    place = option.place or _place(context, name)[1]
+    is_secret = CLIENT_OPTIONS[option.option].metadata["secret"]
+    value: str | None = MASK if is_secret else option.text or "true"
+    if (stronger := effective[option.option]).origin > option.origin:
+        place, value = f"not in force: {place}, and {stronger.given_as} is stronger", None
+    origin = _origin_name(Origin(option.origin))
+    return SettingRow(f"{_dashed(name)} {option.option}", value, origin, place)
 
 
 def _place(context: Context, name: str) -> tuple[str, str]:
-    """The origin of an option's value by its name, and where exactly it is set."""
+    """Return the name of the origin of an option's value, and the exact place."""
     origin = origin_of(context, name)
     place = ""
     if (setting := active_setting(context, name)) is not None:
         place = setting.place
     elif origin is Origin.ENVIRONMENT:
         parameters: list[Any] = context.command.params
-        place = next(str(each.envvar) for each in parameters if each.name == name)
+        place = next(str(option.envvar) for option in parameters if option.name == name)
     elif origin is Origin.FLAG:
-        place = f"--{_shown(name)}"
-    return _word(origin), place
+        place = f"--{_dashed(name)}"
+    return _origin_name(origin), place
 
 
-def _word(origin: Origin) -> str:
+def _origin_name(origin: Origin) -> str:
     return origin.name.lower()
 
 
-def _shown(name: str) -> str:
+def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
@@ -211,7 +218,7 @@ def _plain(value: Any) -> str | bool | list[str] | None:
         case None | [] | ():
             return None
         case list() | tuple():
-            return [_without_login(str(each)) for each in value]
+            return [_without_login(str(item)) for item in value]
         case bool():
             return value
         case float():  # seconds
@@ -232,7 +239,7 @@ def get(option: OptionName, *, listing: ClusterListing) -> int:
     """
     from nsqtools.cluster.admin import get_option
 
-    return ask_each(listing, option, lambda opened: get_option(opened, option))
+    return write_values(listing, option, lambda cluster: get_option(cluster, option))
 
 
 def set_(option: OptionName, value: NewValue, *, listing: ClusterListing) -> int:
@@ -246,22 +253,22 @@ def set_(option: OptionName, value: NewValue, *, listing: ClusterListing) -> int
     """
     from nsqtools.cluster.admin import set_option
 
-    return ask_each(listing, option, lambda opened: set_option(opened, option, value))
+    return write_values(listing, option, lambda cluster: set_option(cluster, option, value))
 
 
-def ask_each(
+def write_values(
     listing: ClusterListing,
     option: str,
     ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
 ) -> int:
-    """Ask for the value of an option: a line, or object, for each nsqd."""
-    with listing.open(VALUES) as opened:
-        values, failures = ask(opened)
-    documents = [{"node": node, "option": option, "value": values[node]} for node in values]
+    """Write the value of an option on each nsqd, which ``ask`` returns by node."""
+    with listing.open(VALUES) as cluster:
+        values, failures = ask(cluster)
     if not listing.form.is_document:
-        for each in documents:
-            if isinstance(each["value"], list):
-                each["value"] = ",".join(map(str, each["value"]))
+        for node, value in values.items():
+            if isinstance(value, list):
+                values[node] = ",".join(map(str, value))
+    documents = [{"node": node, "option": option, "value": values[node]} for node in values]
     listing.write_records(VALUES, documents)
     return report_unreachable(failures, listing.runtime)
 
@@ -280,8 +287,8 @@ def profiles(*, form: ListingForm, runtime: Session) -> None:
     rows = []
     for name in names:
         settings = load_settings(path, name, REPEATABLE).values()
-        own = sum(setting.origin is Origin.PROFILE for setting in settings)
-        rows.append((name, name == used, own))
+        count = sum(setting.origin is Origin.PROFILE for setting in settings)
+        rows.append((name, name == used, count))
     write_listing(runtime, PROFILES, rows, form)
 
 
@@ -293,8 +300,8 @@ def use(
 ) -> None:
     """Choose the profile that commands use without --profile and NSQ_PROFILE.
 
-    The choice is kept in a file beside the configuration file. --no-profile ignores it for one
-    command, nsq config show says which profile is in force.
+    The choice is stored in a file next to the configuration file. --no-profile ignores it for one
+    command. nsq config show shows the profile in force.
 
     Examples:
         nsq config use staging

@@ -23,9 +23,9 @@ class Daemon:
         from nsqtools.server.foreground import run_daemon
 
         if arguments == ["--help"]:
-            from nsqtools.cli.parsing.help import rendered_for_stdout
+            from nsqtools.cli.parsing.help import render_for_stdout
 
-            sys.stdout.write(rendered_for_stdout(self.page()))
+            sys.stdout.write(render_for_stdout(self.page()))
             return 0
         return run_daemon(self.name, self._options_class(), arguments, self._deprecated)
 

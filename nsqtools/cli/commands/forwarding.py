@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import DESTINATION, Destination
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, parse_interval
-from nsqtools.cli.parsing.binding import OptionSet, heading, opt
+from nsqtools.cli.parsing.binding import OptionSet, in_panel, opt
 from nsqtools.cli.running.forward_options import ForwardOptions
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nsqtools.forward.http_requests import RequestBuilder, RequestSecrets
 
 
-@heading(DESTINATION)
+@in_panel(DESTINATION)
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
@@ -189,7 +189,7 @@ class RequestOptions(OptionSet):
         return RequestSecrets(authorization, key)
 
 
-@heading("Endpoints")
+@in_panel("Endpoints")
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nsqtools.cli.options.connection import option_of
+from nsqtools.cli.options.connection import split_option
 from nsqtools.protocol.text import format_duration
 from nsqtools.server.go_flags import FLOAT, KIND_OF, Flag
 
@@ -188,7 +188,7 @@ def _check_source(given: Given, nsqd: str = "nsqd-tcp-address") -> None:
 def _source(given: Given) -> list[str]:
     same = _same(given, "nsqd-tcp-address", "lookupd-http-address", "max-in-flight")
     # there the flag, its default too, takes the place of go-nsq's option
-    options = [each for each in given["consumer-opt"] if option_of(each)[0] != "max_in_flight"]
+    options = [each for each in given["consumer-opt"] if split_option(each)[0] != "max_in_flight"]
     return [*same, *_each("-X", options)]
 
 

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClientFlags, LookupFlags, Where, client_opt, settled
+from nsqtools.cli.options.connection import (
+    AddressFlags,
+    ClientFlags,
+    LookupFlags,
+    client_opt,
+    effective_options,
+)
 from nsqtools.cli.options.params import DryRun, Json, Yes
-from nsqtools.cli.options.publishing import DrainedChannels
-from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
+from nsqtools.cli.options.publishing import DrainOptions
+from nsqtools.cli.parsing.binding import OptionSet, Provided, opt, subset
 from nsqtools.cli.render.outcomes import Progress, report_unreachable
 from nsqtools.cli.render.output import FormKind, write_json, write_lines
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, ClusterListing, OneTopic
@@ -195,12 +201,12 @@ def client_settings(
     context: Context,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
-    profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
+    profile: Annotated[dict[str, Any], Provided(subset(AddressFlags, "profile", "no_profile"))],
     flags: ClientFlags,
-    lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
+    lookup: Annotated[dict[str, Any], Provided(subset(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
     """Return the options for connections to both nsqd, as text under go-nsq's names."""
-    return texts_of(settled(context, "consumer_opt"))
+    return texts_of(effective_options(context, "consumer_opt"))
 
 
 class DrainForm(OptionSet):
@@ -244,8 +250,8 @@ def drain(
     ),
     *,
     form: DrainForm,
-    settings: Annotated[dict[str, str], From(client_settings)],
-    channels: DrainedChannels,
+    settings: Annotated[dict[str, str], Provided(client_settings)],
+    channels: DrainOptions,
     runtime: Session,
 ) -> int:
     """Move the remaining messages of an nsqd to another one, or to their consumers.
@@ -306,7 +312,7 @@ def tell_what_stays(lines: Sequence[str], runtime: Runtime) -> ExitStatus:
 
 
 def drain_channels(
-    node: str, options: ClientOptions, channels: DrainedChannels, form: DrainForm, runtime: Runtime
+    node: str, options: ClientOptions, channels: DrainOptions, form: DrainForm, runtime: Runtime
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access

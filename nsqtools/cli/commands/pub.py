@@ -15,12 +15,12 @@ from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
     Publishing,
-    read_input,
-    selection,
-    size_of,
+    body_selector,
+    parse_input,
+    total_size,
 )
 from nsqtools.cli.options.scheduling import Scheduling
-from nsqtools.cli.parsing.binding import heading, opt
+from nsqtools.cli.parsing.binding import in_panel, opt
 from nsqtools.cli.render.outcomes import report_counts
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
@@ -30,7 +30,7 @@ from nsqtools.records.envelope import RecordFormat
 from nsqtools.records.units import parse_span
 
 
-@heading(INPUT)
+@in_panel(INPUT)
 def pub(
     topic: Topic,
     texts: Annotated[
@@ -116,8 +116,8 @@ def pub(
     from nsqtools.publish.publish_job import PublishJob, record_reader
 
     check_topic(topic)
-    given = read_input(texts or (), message or (), file or (), repeat, interval)
-    select, publish_topic = selection(where, pick), topic
+    given = parse_input(texts or (), message or (), file or (), repeat, interval)
+    select, publish_topic = body_selector(where, pick), topic
     if schedule.is_used:
         schedule.check_against(
             given.texts, defers=defer is not None, channel=publishing.channel.name
@@ -141,11 +141,11 @@ def pub(
         run = stack.enter_context(
             publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths)
         )
-        publisher, total = run.publisher, size_of(given.paths)
+        publisher, total = run.publisher, total_size(given.paths)
 
-        def how_far() -> str:
+        def progress_text() -> str:
             done = source.bytes_read
-            return run.how_far(done, total, f"{min(1.0, done / (total or 1)):.0%}")
+            return run.progress_text(done, total, f"{min(1.0, done / (total or 1)):.0%}")
 
         job = PublishJob(
             publisher,
@@ -154,7 +154,7 @@ def pub(
             unsent=run.unsent,
             on_batch_ended=noted.advance if noted is not None else None,
             warn=run.progress.tell,
-            on_progress=lambda: run.progress.show(how_far),
+            on_progress=lambda: run.progress.show(progress_text),
         )
         begin = noted.place if noted else START
         rate = publishing.rate if noted else 0.0

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, settled
+from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, effective_options
 from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.parsing.binding import From, opt, some
+from nsqtools.cli.parsing.binding import Provided, opt, subset
 from nsqtools.cli.render.outcomes import DamageReporter, UnjudgedReporter
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Session, exit_on_signals
@@ -41,11 +41,12 @@ AT_ONCE = 1000
 def https_settings(
     context: Context,
     flags: Annotated[
-        dict[str, Any], From(some(ClientFlags, *(each for each in HTTPS_FLAGS if "tls_" in each)))
+        dict[str, Any],
+        Provided(subset(ClientFlags, *(each for each in HTTPS_FLAGS if "tls_" in each))),
     ],
 ) -> dict[str, str]:
     """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
-    return texts_of(settled(context))
+    return texts_of(effective_options(context))
 
 
 def list_(
@@ -54,7 +55,7 @@ def list_(
         "HOST:PORT", "The nsqd that runs there: how much it has in memory."
     ),
     *,
-    settings: Annotated[dict[str, str], From(https_settings)],
+    settings: Annotated[dict[str, str], Provided(https_settings)],
     form: ListingForm,
     runtime: Session,
 ) -> int:

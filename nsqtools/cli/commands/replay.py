@@ -26,8 +26,8 @@ from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
     DryRun,
+    ModeOption,
     Publishing,
-    Spread,
     TopicMap,
     topic_map,
 )
@@ -60,7 +60,7 @@ def parse_speed(text: str) -> float:
 class ReplayOptions(Publishing):
     """The messages were on one of the nsqd, and go to one again."""
 
-    mode: Spread = PublishMode.ROUND_ROBIN
+    mode: ModeOption = PublishMode.ROUND_ROBIN
 
 
 def replay(
@@ -144,9 +144,9 @@ def replay(
     ):
         publisher, damage = run.publisher, DamageReporter(runtime, run.progress)
 
-        def how_far() -> str:
+        def progress_text() -> str:
             read, total = job.read, job.total or 0
-            return run.how_far(read, total, f"{read:,} of {total:,}")
+            return run.progress_text(read, total, f"{read:,} of {total:,}")
 
         job = prepared(
             publisher,
@@ -155,7 +155,7 @@ def replay(
             on_damage=damage,
             unsent=run.unsent,
             warn=run.progress.tell,
-            show=lambda: run.progress.show(how_far),
+            show=lambda: run.progress.show(progress_text),
         )
         signals = run.finish(job.run)
     report_timeless(runtime, job.timeless)
@@ -223,7 +223,7 @@ Paths = Annotated[
 class Redriving(Publishing):
     """Each letter goes to one of the nsqd."""
 
-    mode: Spread = PublishMode.FAILOVER
+    mode: ModeOption = PublishMode.FAILOVER
 
 
 def redrive(
@@ -278,7 +278,7 @@ def redrive(
             unsent=run.unsent,
             dry_run=dry_run,
             warn=run.progress.tell,
-            on_progress=lambda: run.progress.show(lambda: run.how_far(0, 0, "")),
+            on_progress=lambda: run.progress.show(lambda: run.progress_text(0, 0, "")),
         )
         source = RecordSource(paths, b"\n", job.should_stop)
         signals = run.finish(lambda: job.run(source.batches()))

@@ -327,7 +327,7 @@ def to_file(
     from nsqtools.files.opening import raise_open_file_limit
 
     settings = archiving.settings()
-    topics = consuming.consumed(connection, forgets_deleted=exit_when_deleted)
+    topics = consuming.find_topics(connection, forgets_deleted=exit_when_deleted)
     raise_open_file_limit()
     hook = FileHook(on_file) if on_file is not None else None
     uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
@@ -338,7 +338,7 @@ def to_file(
     run = ArchiveRun(topics, channel, options, settings, limits=limits, uploads=uploads, hook=hook)
     archiver = run.archiver
     with (
-        consuming.watched(
+        consuming.supervise(
             runtime,
             archiver.stop,
             metrics=run.metrics,

@@ -93,8 +93,10 @@ def top(
             spares_processor=interval is None,
             runtime=runtime,
         )
-        also = (signal.SIGHUP, signal.SIGQUIT)
-        with stop_on_signals(screen.stop, at_once=lambda: screen.restore(), also=also) as signals:
+        additional = (signal.SIGHUP, signal.SIGQUIT)
+        with stop_on_signals(
+            screen.stop, on_second=lambda: screen.restore(), additional=additional
+        ) as signals:
             screen.show_cluster()
     return signals.status()
 

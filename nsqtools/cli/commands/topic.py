@@ -16,7 +16,7 @@ from nsqtools.cli.running.administering import (
     OneTopic,
     TopicGlobs,
     cells_of,
-    chosen_topics,
+    select_topics,
 )
 
 TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused")
@@ -39,7 +39,7 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
     with listing.open(TOPICS) as opened:
         inventory = take_inventory(opened)
     rows: list[Sequence[Cell]] = []
-    for name in chosen_topics(inventory, topic):
+    for name in select_topics(inventory, topic):
         nodes = [stats for _, stats in inventory.where(name)]
         channels = [channel for stats in nodes for channel in stats.channels]
         names = {channel.channel_name for channel in channels}
@@ -103,7 +103,7 @@ def create(topic: NewTopics, *, change: Changing) -> int:
         nsq topic create clicks views
         nsq topic create clicks --lookupd-http-address lookup:4161
     """
-    return change.make("create", topic)
+    return change.execute("create", topic)
 
 
 def delete(topic: TopicGlobs, yes: Yes = False, *, change: Changing) -> int:
@@ -118,7 +118,7 @@ def delete(topic: TopicGlobs, yes: Yes = False, *, change: Changing) -> int:
         nsq topic delete 'test*' --dry-run --lookupd-http-address lookup:4161
         nsq topic delete clicks --yes
     """
-    return change.make("delete", topic, yes=yes)
+    return change.execute("delete", topic, yes=yes)
 
 
 def empty(
@@ -137,7 +137,7 @@ def empty(
         nsq topic empty clicks --channels
         nsq topic empty clicks --dry-run
     """
-    return change.make("empty", topic, yes=yes, with_channels=channels)
+    return change.execute("empty", topic, yes=yes, with_channels=channels)
 
 
 def pause(topic: TopicGlobs, *, change: Changing) -> int:
@@ -146,7 +146,7 @@ def pause(topic: TopicGlobs, *, change: Changing) -> int:
     Examples:
         nsq topic pause clicks
     """
-    return change.make("pause", topic)
+    return change.execute("pause", topic)
 
 
 def unpause(topic: TopicGlobs, *, change: Changing) -> int:
@@ -155,4 +155,4 @@ def unpause(topic: TopicGlobs, *, change: Changing) -> int:
     Examples:
         nsq topic unpause clicks
     """
-    return change.make("unpause", topic)
+    return change.execute("unpause", topic)

@@ -14,7 +14,7 @@ from nsqtools.cli.options.params import SAFETY, TopicPatterns, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_text
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, chosen_topics
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, select_topics
 from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -43,7 +43,7 @@ def export(
 
     with cluster.open() as opened:
         inventory = take_inventory(opened)
-        names = chosen_topics(inventory, topic)
+        names = select_topics(inventory, topic)
         inventory = with_channels(opened, inventory, names)
     write_text(runtime, encode(topology_of(inventory, names)))
     return report_unreachable(inventory.failures, runtime)

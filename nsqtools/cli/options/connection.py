@@ -1,17 +1,18 @@
-"""Where to connect and how: the options of every command that talks to NSQ, made into one value.
+"""Connection options of every command that talks to NSQ, built into one value.
 
 A command declares ``connection: ConsumerConnection`` (or ``ProducerConnection``, ``Destination``)
-and gets a frozen `ConnectionSettings`; one that looks or administers over HTTP declares
-``cluster: ClusterConnection`` and opens it: ``with cluster.open() as c``.
+and gets a frozen `ConnectionSettings`. A command that inspects or administers a cluster over HTTP
+declares ``cluster: ClusterConnection`` and opens it: ``with cluster.open() as c``.
 
-Where a value comes from decides. typer asks ``default_map`` for what neither the command line nor
-the environment says, which is just where a profile belongs; ``--profile`` is eager, so the map is
-there before other options are read. Addresses of all kinds are one setting: those from the
-strongest origin that gives any (flag, environment, profile, file) are taken and the rest is
-ignored, so that ``--nsqd-tcp-address`` on the command line never also consumes from the cluster
-that the profile names. For the rest each flag and each ``--consumer-opt`` is a `SourcedOption`, and
-`resolve_options` decides. All of this is read from typer's context: that a provider below names its
-options makes them options of the command.
+The origin of a value decides its precedence. typer reads ``default_map`` for options that are
+neither on the command line nor in the environment, so a profile is loaded into that map.
+``--profile`` is eager, so the map is filled before other options are read.
+
+Addresses of all kinds are one setting. Only those from the strongest origin (flag, environment,
+profile, file) are used, so ``--nsqd-tcp-address`` on the command line never also consumes from the
+cluster of the profile. Each other flag and each ``--consumer-opt`` is a `SourcedOption`, and
+`resolve_options` chooses the effective one. All of this reads typer's context: a provider below
+declares its options only to make them options of the command.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
 
-from nsqtools.cli.parsing.binding import From, OptionSet, heading, opt, some
+from nsqtools.cli.parsing.binding import OptionSet, Provided, in_panel, opt, subset
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -43,10 +44,10 @@ from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
     Origin,
     Setting,
+    check_ownership,
     config_path,
     load_settings,
     selected_profile,
-    who_else_can_write,
 )
 
 if TYPE_CHECKING:
@@ -58,10 +59,12 @@ TLS = "TLS, compression, secret"
 DESTINATION = "Destination"
 
 DEFAULT_NSQD_HTTP_ADDRESS = "127.0.0.1:4151"
-ENV = "NSQ_"  # and the name of the option
+# Prefix of the environment variable of an option.
+ENV = "NSQ_"
 PREFIX = "destination_"
 
-SETTINGS = "nsqtools.settings"  # the keys in typer's context
+# Keys in the ``meta`` of typer's context.
+SETTINGS = "nsqtools.settings"
 NO_PROFILE = "nsqtools.no_profile"
 ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMENT}
 
@@ -70,7 +73,7 @@ ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMEN
 
 
 def forget_profile(context: Context, is_given: bool) -> bool:
-    """Note ``--no-profile``, which typer reads before a profile that the environment names."""
+    """Record ``--no-profile``, which typer reads before a profile from the environment."""
     if is_given:
         if context.get_parameter_source("profile") is not None:
             raise ConfigurationError("--profile and --no-profile contradict each other")
@@ -79,7 +82,7 @@ def forget_profile(context: Context, is_given: bool) -> bool:
 
 
 def apply_profile(context: Context, name: str | None) -> str | None:
-    """Load the file, and the profile if one is named; remember where each value is."""
+    """Load the configuration file, with the chosen profile if any, into typer's context."""
     environ = context.obj.environ
     path = config_path(environ)
     if context.meta.get(NO_PROFILE):
@@ -93,85 +96,88 @@ def apply_profile(context: Context, name: str | None) -> str | None:
     try:
         settings = load_settings(path, name, REPEATABLE)
     except ConfigurationError as error:
-        # setpriv and its like leave the HOME of another user: only what was asked for must be read
+        # Programs such as setpriv keep the HOME of another user, whose file may be unreadable.
+        # That is an error only if a profile was requested.
         if not name and isinstance(error.__cause__, OSError):
             context.obj.info(f"nsq: {str(error).splitlines()[0]}; continuing without it")
             return name
         if name and origin_of(context, "profile") is Origin.DEFAULT:
-            error.hint += f" nsq config use chose {name}; --no-profile leaves it out."
+            error.hint += f" nsq config use chose {name}; --no-profile ignores it."
         raise
-    if problem := who_else_can_write(path):
-        context.obj.info(f"nsq: warning: {problem}; it decides where this connects")
+    if problem := check_ownership(path):
+        context.obj.info(f"nsq: warning: {problem}; it decides where nsq connects")
     context.meta[SETTINGS] = settings
     context.default_map = {key: setting.value for key, setting in settings.items()}
     return name
 
 
 def setting_of(context: Context, name: str) -> Setting | None:
-    """What the configuration file says about the option ``name``, be it in force or not."""
+    """Return the setting of an option in the configuration file, effective or not."""
     settings: dict[str, Setting] = context.meta.get(SETTINGS, {})
     return settings.get(name)
 
 
 def active_setting(context: Context, name: str) -> Setting | None:
-    """The setting that the option ``name`` has its value from, if it is from the file."""
+    """Return the setting that an option has its value from, None for another origin."""
     source = context.get_parameter_source(name)
     return setting_of(context, name) if source and source.name == "DEFAULT_MAP" else None
 
 
 def origin_of(context: Context, name: str) -> Origin:
-    """Where the value of the option ``name`` comes from."""
+    """Return the origin of an option's value."""
     if setting := active_setting(context, name):
         return setting.origin
     source = context.get_parameter_source(name)
     return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)
 
 
-class GivenAddresses(NamedTuple):
-    """The addresses that hold, of each kind."""
+class EffectiveAddresses(NamedTuple):
+    """The effective addresses of each kind."""
 
     nsqd_tcp_address: tuple[str, ...] = ()
     lookupd_http_address: tuple[str, ...] = ()
     nsqd_http_address: tuple[str, ...] = ()
 
 
-def given_addresses(context: Context) -> GivenAddresses:
-    """The addresses that hold; without any, the default nsqd."""
-    given = effective_addresses(context)
-    return given if any(given) else GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,))
+def addresses_or_default(context: Context) -> EffectiveAddresses:
+    """Return the effective addresses, or the default nsqd."""
+    addresses = effective_addresses(context)
+    return addresses if any(addresses) else EffectiveAddresses((DEFAULT_NSQD_TCP_ADDRESS,))
 
 
 def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
-    """Return each address: commas separate them too, as in most variables."""
-    return tuple(each.strip() for text in texts or () for each in text.split(","))
+    """Split lists of addresses at commas, which most environment variables contain."""
+    return tuple(address.strip() for text in texts or () for address in text.split(","))
 
 
-def effective_addresses(context: Context, prefix: str = "") -> GivenAddresses:
-    """The addresses of each kind, of those from the strongest origin that gives any.
+def effective_addresses(context: Context, prefix: str = "") -> EffectiveAddresses:
+    """Return the addresses from the strongest origin that has any.
 
-    Raises `ConfigurationError` where that is the file, and the profile has only a kind which the
-    command does not take: what is for one cluster would go to another.
+    Raises `ConfigurationError` if that origin is the file although the profile has addresses of a
+    kind that the command does not accept: the command would use another cluster.
     """
-    found = {
-        kind: split_addresses(context.params.get(prefix + kind)) for kind in GivenAddresses._fields
-    }
-    origins = {kind: origin_of(context, prefix + kind) for kind, given in found.items() if given}
+    kinds = EffectiveAddresses._fields
+    by_kind = {kind: split_addresses(context.params.get(prefix + kind)) for kind in kinds}
+    origins = {kind: origin_of(context, prefix + kind) for kind in kinds if by_kind[kind]}
     strongest = max(origins.values(), default=Origin.DEFAULT)
-    if strongest is Origin.FILE and not context.params.get("channel"):  # which nsqlookupd leads to
-        for setting in filter(None, (setting_of(context, prefix + kind) for kind in found)):
+    # With --channel the nsqlookupd of the profile lead to the consumers.
+    if strongest is Origin.FILE and not context.params.get("channel"):
+        for setting in filter(None, (setting_of(context, prefix + kind) for kind in kinds)):
             if setting.origin is Origin.PROFILE and setting.value:
                 raise ConfigurationError(
-                    f"{setting.place} is not for this command, and the profile has none that is",
+                    f"this command does not use {setting.place}, and the profile has no other",
                     hint="Give --nsqd-tcp-address: that of the file is for another cluster.",
                 )
-    return GivenAddresses(**{kind: found[kind] for kind in origins if origins[kind] is strongest})
+    return EffectiveAddresses(
+        **{kind: by_kind[kind] for kind in origins if origins[kind] is strongest}
+    )
 
 
 # -- options ------------------------------------------------------------------------------------
 
 
 def client_opt(kind: str, short: str = "") -> Any:
-    """Declare the option that takes any client option."""
+    """Declare the option that sets any client option."""
     return opt(
         f"{short} KEY=VALUE",
         f"Any option of the {kind}; nsq config show lists them.",
@@ -181,7 +187,7 @@ def client_opt(kind: str, short: str = "") -> Any:
 
 
 def describe_option(option: Any) -> tuple[str, str, str, str]:
-    """Name, default, bounds and help of a field of `ClientOptions`, as text."""
+    """Return name, default, bounds and help of a field of `ClientOptions`, as text."""
     from nsqtools.client.options import option_name
 
     show = format_duration if option.metadata["kind"] == "duration" else _plain
@@ -199,8 +205,8 @@ def _plain(value: Any) -> str:
 _flag = partial(opt, envvar=ENV)
 
 
-class Where(OptionSet):
-    """Addresses, and the profile that may give them."""
+class AddressFlags(OptionSet):
+    """Addresses, and the profile that may contain them."""
 
     panel = CONNECTION
     nsqd_tcp_address: list[str] | None = _flag(
@@ -226,13 +232,13 @@ class Where(OptionSet):
 
 
 class LookupFlags(OptionSet):
-    """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
+    """Flags for requests to daemons over HTTP, except TLS. None is the value of an absent flag."""
 
     panel = CONNECTION
     timeout: float | None = _flag(
         "DURATION",
         "How long a daemon may take to answer over HTTP.",
-        show_default="2s; in what runs on, and for changes, 5s",
+        show_default="2s; 5s for changes and long-running commands",
     )
     lookupd_authorization: bool | None = _flag(
         "--lookupd-authorization/--no-lookupd-authorization",
@@ -245,7 +251,7 @@ class LookupFlags(OptionSet):
 
 
 class ClientFlags(OptionSet):
-    """Flags for the connection to nsqd. None means: not given."""
+    """Flags for the connection to nsqd. None is the value of an absent flag."""
 
     panel = TLS
     tls: bool | None = _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
@@ -264,28 +270,30 @@ class ClientFlags(OptionSet):
         "--auth-requires-tls/--no-auth-requires-tls", "Never send the auth secret without TLS."
     )
     tls_pin_sha256: list[str] | None = _flag(
-        "HEX", "SHA-256 fingerprint of a server certificate to accept, and no other."
+        "HEX", "SHA-256 fingerprint of the only server certificate to accept."
     )
 
 
-def _several(options: type[OptionSet]) -> dict[str, bool]:
-    """The options of a set, each with whether it takes several values."""
+def _takes_several(options: type[OptionSet]) -> dict[str, bool]:
+    """Map the options of a set to whether they take several values."""
     kinds = options.__annotations__.items()
     return {name: kind.startswith("list") for name, kind in kinds if "profile" not in name}
 
 
+# The settings that the file may contain, mapped to whether they take several values.
 REPEATABLE = {
-    **_several(Where),
+    **_takes_several(AddressFlags),
     "max_in_flight": False,
     "consumer_opt": True,
-    **_several(ClientFlags),
-    **_several(LookupFlags),
+    **_takes_several(ClientFlags),
+    **_takes_several(LookupFlags),
     "producer_opt": True,
 }
 REPEATABLE |= {
-    PREFIX + name: several for name, several in (_several(Where) | _several(ClientFlags)).items()
+    PREFIX + name: takes_several
+    for flags in (AddressFlags, ClientFlags)
+    for name, takes_several in _takes_several(flags).items()
 }
-"""The settings that the file may hold, each with whether it takes several values."""
 
 FLAGS = (*ClientFlags.__annotations__, *LookupFlags.__annotations__, "max_in_flight")
 HTTPS_FLAGS = [name for name in ClientFlags.__annotations__ if name.startswith(("tls_", "auth_"))]
@@ -294,7 +302,7 @@ MaxInFlight = Annotated[
     int | None,
     opt(
         "--max-in-flight N",
-        "Messages in flight at a time, all nsqd together.",
+        "Most messages in flight at a time, for all nsqd together.",
         CONNECTION,
         envvar=f"{ENV}MAX_IN_FLIGHT",
         min=1,
@@ -302,13 +310,13 @@ MaxInFlight = Annotated[
 ]
 
 
-# -- what they say ------------------------------------------------------------------------------
+# -- effective options --------------------------------------------------------------------------
 
 
 def options_from_flags(context: Context, prefix: str = "") -> Iterator[SourcedOption]:
-    """What the flags of the command say, of those with ``prefix``. Reads the secret's file.
+    """Iterate over the client options from the command's flags with ``prefix``.
 
-    Raises `ConfigurationError`.
+    Reads the file of the auth secret. Raises `ConfigurationError`.
     """
     for name in FLAGS:
         flag = prefix + name
@@ -316,49 +324,54 @@ def options_from_flags(context: Context, prefix: str = "") -> Iterator[SourcedOp
         if value in (None, [], ()):
             continue
         origin, setting = origin_of(context, flag), active_setting(context, flag)
-        speaker = "--" + flag.replace("_", "-")
+        given_as = "--" + flag.replace("_", "-")
         if name == "auth_secret_file":
             secret, file = read_secret(value), str(value.absolute())
-            yield SourcedOption("auth_secret", secret, origin, speaker, file)
+            yield SourcedOption("auth_secret", secret, origin, given_as, file)
             continue
         text = " ".join(value) if isinstance(value, list | tuple) else _plain(value)
         if isinstance(value, float):
             text = format_duration(value)
         place = setting.place if setting is not None else ""
-        yield SourcedOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker, place=place)
+        yield SourcedOption(OPTION_OF_FLAG.get(name, name), text, origin, given_as, place=place)
         if name == "deflate_level" and context.params.get(f"{prefix}deflate") is None:
-            yield SourcedOption("deflate", "true", origin, speaker)
+            yield SourcedOption("deflate", "true", origin, given_as)
     if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
         yield SourcedOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
 
-def opt_statements(context: Context, name: str) -> Iterator[SourcedOption]:
-    """What ``--consumer-opt`` (or ``--producer-opt``) says: ``key,value``, ``key=value``, ``key``.
+def options_from_client_opt(context: Context, name: str) -> Iterator[SourcedOption]:
+    """Iterate over the client options from ``--consumer-opt`` or ``--producer-opt``.
 
-    The file's options hold beside those of the command line: each key is a setting of its own.
+    Each key is a separate setting, so the options of the file are effective in addition to those of
+    the command line.
     """
     setting = setting_of(context, name)
     origin = origin_of(context, name)
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
-        yield from _opts(setting.value, setting.origin, name, setting.place)
+        yield from _sourced_options(setting.value, setting.origin, name, setting.place)
     place = setting.place if setting is not None and setting.origin == origin else ""
-    for given in _opts(context.params.get(name) or (), origin, name, place):
-        if given.option == "auth_secret":
-            _warn_of_visible_secret(context, given)
-        yield given
+    for option in _sourced_options(context.params.get(name) or (), origin, name, place):
+        if option.option == "auth_secret":
+            _warn_of_visible_secret(context, option.origin)
+        yield option
 
 
-def settled(context: Context, opts: str = "", prefix: str = "") -> dict[str, SourcedOption]:
-    """What holds of flags, and of ``opts``: ``consumer_opt`` or ``producer_opt``.
+def effective_options(
+    context: Context, opts: str = "", prefix: str = ""
+) -> dict[str, SourcedOption]:
+    """Return the effective client options of the flags, and of ``opts``.
 
-    Raises `ConfigurationError`.
+    ``opts`` is ``consumer_opt`` or ``producer_opt``. Raises `ConfigurationError`.
     """
-    return resolve_options([*options_from_flags(context, prefix), *opt_statements(context, opts)])
+    return resolve_options(
+        [*options_from_flags(context, prefix), *options_from_client_opt(context, opts)]
+    )
 
 
-def _warn_of_visible_secret(context: Context, given: SourcedOption) -> None:
-    """A secret on the command line is in the list of processes; one in the file may be read."""
-    if given.origin == Origin.FLAG:
+def _warn_of_visible_secret(context: Context, origin: int) -> None:
+    """Warn of a secret on the command line, or in a file that other users can read."""
+    if origin == Origin.FLAG:
         context.obj.info(
             "nsq: warning: the list of processes shows the secret on the command line to all users;"
             " use --auth-secret-file or NSQ_AUTH_SECRET"
@@ -367,64 +380,79 @@ def _warn_of_visible_secret(context: Context, given: SourcedOption) -> None:
         warn_of_exposure(config_path(context.obj.environ))
 
 
-def option_of(text: str) -> tuple[str, str]:
-    """Return name and value of a client's option: ``key,value``, ``key=value`` or ``key``."""
+def split_option(text: str) -> tuple[str, str]:
+    """Return the name and value of a client option: ``key,value``, ``key=value`` or ``key``."""
     end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
     return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
 
 
-def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Iterator[SourcedOption]:
-    speaker = "--" + name.replace("_", "-")
-    for key, text in dict(map(option_of, values)).items():
-        yield SourcedOption(key, text, origin, f"{speaker} {key}", place=place)
+def _sourced_options(
+    values: Iterable[str], origin: Origin, name: str, place: str
+) -> Iterator[SourcedOption]:
+    given_as = "--" + name.replace("_", "-")
+    for key, text in dict(map(split_option, values)).items():
+        yield SourcedOption(key, text, origin, f"{given_as} {key}", place=place)
 
 
 # -- connections --------------------------------------------------------------------------------
 
 
-class Reaching(OptionSet):
-    """Where to connect and how, for commands that get messages."""
+class ConsumerFlags(OptionSet):
+    """Connection options of commands that receive messages."""
 
-    where: Where
+    addresses: AddressFlags
     consumer_opt: list[str] | None = client_opt("consumer", "-X")
     flags: ClientFlags
     lookup: LookupFlags
 
 
 def consumer_connection(
-    context: Context, options: Reaching, max_in_flight: MaxInFlight = None
+    context: Context, options: ConsumerFlags, max_in_flight: MaxInFlight = None
 ) -> ConnectionSettings:
-    """The connection of a command that consumes."""
+    """Return the connection of a command that consumes."""
     return client_connection(context, "consumer_opt")
 
 
 def producer_connection(
     context: Context,
     *,
-    where: Annotated[Any, From(some(Where, "nsqd_tcp_address", "profile", "no_profile"))],
+    addresses: Annotated[
+        Any, Provided(subset(AddressFlags, "nsqd_tcp_address", "profile", "no_profile"))
+    ],
     producer_opt: list[str] | None = client_opt("producer", "-X"),
     flags: ClientFlags,
 ) -> ConnectionSettings:
-    """The connection of a command that publishes."""
+    """Return the connection of a command that publishes."""
     return client_connection(context, "producer_opt")
 
 
 def client_connection(context: Context, opts: str) -> ConnectionSettings:
-    given, options = given_addresses(context), settled(context, opts)
-    over_http = [*given.lookupd_http_address, *given.nsqd_http_address]
+    """Return the connection of a client whose further options are in ``opts``."""
+    addresses, options = addresses_or_default(context), effective_options(context, opts)
+    over_http = [*addresses.lookupd_http_address, *addresses.nsqd_http_address]
     check_tls(options, over_http, cure="Add --tls (or --no-tls).")
-    return _connection(context, given, options)
+    return _connection(context, addresses, options)
 
 
 def _connection(
-    context: Context, given: GivenAddresses, options: Mapping[str, SourcedOption], prefix: str = ""
+    context: Context,
+    addresses: EffectiveAddresses,
+    options: Mapping[str, SourcedOption],
+    prefix: str = "",
 ) -> ConnectionSettings:
     flag = f"{prefix}address_map"
-    mapping = parse_address_map(context.params.get(flag) or (), "--" + flag.replace("_", "-"))
-    return ConnectionSettings(*given, texts_of(options), mapping)
+    return ConnectionSettings(
+        nsqd_tcp_addresses=addresses.nsqd_tcp_address,
+        lookupd_http_addresses=addresses.lookupd_http_address,
+        nsqd_http_addresses=addresses.nsqd_http_address,
+        options=texts_of(options),
+        address_map=parse_address_map(
+            context.params.get(flag) or (), "--" + flag.replace("_", "-")
+        ),
+    )
 
 
-@heading(DESTINATION)
+@in_panel(DESTINATION)
 def destination(
     context: Context,
     destination_nsqd_tcp_address: list[str] | None = opt("HOST:PORT", "nsqd, over TCP."),
@@ -438,28 +466,33 @@ def destination(
     destination_auth_secret_file: Path | None = opt("FILE", "File with the auth secret."),
     producer_opt: list[str] | None = client_opt("producer"),
     *,
-    flags: Annotated[dict[str, Any], From(some(ClientFlags, prefix=PREFIX, panel=DESTINATION))],
+    flags: Annotated[
+        dict[str, Any], Provided(subset(ClientFlags, prefix=PREFIX, panel=DESTINATION))
+    ],
 ) -> ConnectionSettings:
-    """Another cluster, to publish to. The two sides share nothing: a secret or a certificate of one
-    is never shown to the other."""
-    given = effective_addresses(context, PREFIX)
-    if not given.nsqd_tcp_address and not given.lookupd_http_address:
+    """Return the connection to another cluster, to publish to.
+
+    It shares no option with the source: neither cluster gets the secret or certificate of the
+    other.
+    """
+    addresses = effective_addresses(context, PREFIX)
+    if not addresses.nsqd_tcp_address and not addresses.lookupd_http_address:
         raise ConfigurationError(
             "no destination given", hint="Give --destination-nsqd-tcp-address."
         )
-    options = settled(context, "producer_opt", PREFIX)
-    check_tls(options, given.lookupd_http_address, cure="Add --destination-tls.")
-    return _connection(context, given, options, PREFIX)
+    options = effective_options(context, "producer_opt", PREFIX)
+    check_tls(options, addresses.lookupd_http_address, cure="Add --destination-tls.")
+    return _connection(context, addresses, options, PREFIX)
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """How to reach a cluster."""
+    """The connection to the daemons of a cluster, over HTTP."""
 
     connection: ConnectionSettings
 
     def open(self, timeout_s: float = 2.0) -> Cluster:
-        """Return the `Cluster`, to be closed; ``timeout_s`` is where the user gave none.
+        """Return the `Cluster`, which the caller must close. ``timeout_s`` is the default.
 
         Raises `ConfigurationError`.
         """
@@ -470,31 +503,32 @@ class ClusterSettings:
 
 def cluster_connection(
     context: Context,
-    where: Where,
+    addresses: AddressFlags,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
-    https: Annotated[dict[str, Any], From(some(ClientFlags, *HTTPS_FLAGS))],
+    https: Annotated[dict[str, Any], Provided(subset(ClientFlags, *HTTPS_FLAGS))],
     lookup: LookupFlags,
 ) -> ClusterSettings:
-    """The cluster, over HTTP."""
+    """Return the cluster of a command that uses HTTP only."""
     return _cluster(context)
 
 
-def viewed_cluster(context: Context, options: Reaching) -> ClusterSettings:
-    """The cluster of a command that shows messages too: with the flags for TCP."""
+def viewed_cluster(context: Context, options: ConsumerFlags) -> ClusterSettings:
+    """Return the cluster of a command that shows messages too, with the flags for TCP."""
     return _cluster(context)
 
 
 def _cluster(context: Context) -> ClusterSettings:
-    """The cluster; without any address, the HTTP port of the nsqd on this machine."""
-    given = given_addresses(context)
-    if given == GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,)):
-        given = GivenAddresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
-    return ClusterSettings(_connection(context, given, settled(context, "consumer_opt")))
+    """Return the cluster, by default the HTTP port of the nsqd on this machine."""
+    addresses = addresses_or_default(context)
+    if addresses == EffectiveAddresses((DEFAULT_NSQD_TCP_ADDRESS,)):
+        addresses = EffectiveAddresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
+    options = effective_options(context, "consumer_opt")
+    return ClusterSettings(_connection(context, addresses, options))
 
 
-ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
-ProducerConnection = Annotated[ConnectionSettings, From(producer_connection)]
-Destination = Annotated[ConnectionSettings, From(destination)]
-ClusterConnection = Annotated[ClusterSettings, From(cluster_connection)]
-ViewedCluster = Annotated[ClusterSettings, From(viewed_cluster)]
+ConsumerConnection = Annotated[ConnectionSettings, Provided(consumer_connection)]
+ProducerConnection = Annotated[ConnectionSettings, Provided(producer_connection)]
+Destination = Annotated[ConnectionSettings, Provided(destination)]
+ClusterConnection = Annotated[ClusterSettings, Provided(cluster_connection)]
+ViewedCluster = Annotated[ClusterSettings, Provided(viewed_cluster)]

@@ -1,9 +1,9 @@
-"""The options that commands share, each declared once: name, short form, help.
+"""Options that commands share, each declared once with its name, short form and help.
 
-A command writes ``topic: Topics`` and has ``--topic/-t`` with the meaning it has everywhere. Where
-a command says something else about an option, it declares it itself, under the same name. Options
-that come as a set (addresses, TLS, logging) are in `connection` and `runtime`, those of publishing
-in `publishing`, of printing in `printing`.
+A command declares ``topic: Topics`` and has ``--topic/-t`` with the common meaning. A command that
+needs another help text declares the option itself, under the same name. Sets of options are in
+other modules: addresses and TLS in `connection`, logging in `runtime`, and those of publishing and
+printing in `publishing` and `printing`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SELECTION = "Selection"
 GLOBS = "Names, globs ('web*') or /regular expressions/."
 
 
-# -- what ---------------------------------------------------------------------------------------
+# -- topics, channels, archives -----------------------------------------------------------------
 
 
 Topic = Annotated[str, opt("--topic -t TOPIC", "Name of the topic.")]
@@ -44,16 +44,17 @@ ChannelPatterns = Annotated[
     list[str] | None, opt("--channel -c GLOB", f"Only these channels. {GLOBS}")
 ]
 ArchivePaths = Annotated[
-    list[str],  # a Path would join the slashes of a URL
+    # Not Path, which would join the slashes of a URL.
+    list[str],
     Argument(metavar="PATH", help="Archives: files, or directories with everything below."),
 ]
 
 
-# -- which messages -----------------------------------------------------------------------------
+# -- ranges of time -----------------------------------------------------------------------------
 
 
 def parse_moment(text: str) -> Moment:
-    """Read a time, and keep how it was written. Raises ``ValueError``."""
+    """Parse a time, and keep its text. Raises ``ValueError``."""
     return Moment(text.strip(), parse_time(text, now_ns=time.time_ns()))
 
 
@@ -75,20 +76,20 @@ Until = Annotated[
 
 
 def time_range(since: Moment | None, until: Moment | None) -> TimeRange:
-    """The range that ``--since`` and ``--until`` make."""
+    """Return the range of ``--since`` and ``--until``."""
     from nsqtools.archive.layout import TimeRange
 
     return TimeRange(since and since.ns, until and until.ns)
 
 
-# -- how it looks -------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------
 
 
-BODIES_END = "What ends each body in raw files; \\0 for NUL."
+BODIES_END = "Delimiter of bodies in raw files; \\0 for NUL."
 
 
 def parse_delimiter(text: str) -> bytes:
-    """Read what ends each body. Raises ``ValueError``."""
+    """Parse a delimiter. Raises ``ValueError``."""
     if not text:
         raise ValueError("it is empty")
     return unescape(text)
@@ -101,11 +102,11 @@ Delimiter = Annotated[
 Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
 
-# -- how long -----------------------------------------------------------------------------------
+# -- limits -------------------------------------------------------------------------------------
 
 
 def parse_interval(text: str) -> float:
-    """Read a duration that is not 0. Raises ``ValueError``."""
+    """Parse a duration above 0. Raises ``ValueError``."""
     if seconds := parse_span(text):
         return seconds
     raise ValueError(f"{text!r} must be > 0")
@@ -119,7 +120,7 @@ ExitIdle = Annotated[
 For = Annotated[float | None, opt("--for DURATION", "Stop after DURATION.", LIMITS)]
 
 
-# -- what is destroyed --------------------------------------------------------------------------
+# -- confirmation -------------------------------------------------------------------------------
 
 
 Yes = Annotated[bool, opt("--yes -y", "Do not ask.", SAFETY)]

@@ -1,8 +1,8 @@
-"""The options about how messages are chosen and printed, made into one value each.
+"""Options that filter and print messages, built into one function each.
 
-A command declares ``keep: MessageFilter`` and ``printer: MessagePrinter``; what they build is plain
-functions over messages. JSON for people is cut into tokens, which stay as they are: no number is
-rounded, no key is lost that comes twice, as both would be if it were read and written again.
+A command declares ``keep: MessageFilter`` and ``printer: MessagePrinter``. JSON for people is split
+into tokens, which are printed unchanged. Decoding and encoding the JSON would round numbers and
+lose repeated keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from json import loads
 from typing import Annotated
 
 from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
-from nsqtools.cli.parsing.binding import From, heading, opt
+from nsqtools.cli.parsing.binding import Provided, in_panel, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import escape_json, escape_json_lines, indented, json_tokens
@@ -24,13 +24,13 @@ from nsqtools.records.filters import compile_pick
 from nsqtools.records.template import compile_template
 from nsqtools.records.units import unescape
 
+# Converts topic, nsqd and messages to the bytes to write.
 Encode = Callable[[str, str, Iterable[MessageLike]], bytes]
-"""From topic, nsqd and messages to the bytes to write."""
 
 FILTERS = "Filters"
 
 
-@heading(FILTERS)
+@in_panel(FILTERS)
 def message_filter(
     grep: str | None = opt("-g REGEX", "Keep messages whose body matches this regular expression."),
     ignore_case: bool = opt("-i", "Ignore case in --grep."),
@@ -46,23 +46,23 @@ def message_filter(
         parser=filters.parse_share,
     ),
 ) -> filters.Filter | None:
-    """The filter that the options make; None when all messages are kept.
+    """Return the filter of the options, None without one.
 
-    Raises `ConfigurationError` for an option that does nothing.
+    Raises `ConfigurationError` for an option without effect.
     """
-    wanted = []
+    parts = []
     if grep is None and (invert or ignore_case):
         raise ConfigurationError(f"{'--invert' if invert else '--ignore-case'} is for --grep")
     if grep is not None:
-        wanted.append(filters.grep(grep, ignore_case=ignore_case, invert=invert))
+        parts.append(filters.grep(grep, ignore_case=ignore_case, invert=invert))
     if where is not None:
-        wanted.append(where)
+        parts.append(where)
     if sample is not None:
-        wanted.append(filters.sample(sample, random.random))
-    return filters.every(wanted) if wanted else None
+        parts.append(filters.sample(sample, random.random))
+    return filters.every(parts) if parts else None
 
 
-MessageFilter = Annotated[filters.Filter | None, From(message_filter)]
+MessageFilter = Annotated[filters.Filter | None, Provided(message_filter)]
 
 Pick = Annotated[
     Callable[[bytes], bytes | None] | None,
@@ -89,9 +89,9 @@ Pretty = Annotated[
     bool, opt("--pretty", "Indent JSON bodies; on a terminal they are always colored.", OUTPUT)
 ]
 
+# Returns the encoder of a run. It depends on whether stdout is a terminal, and on the handling of
+# messages to which --pick cannot be applied.
 Printer = Callable[[Runtime, filters.OnUnjudged[MessageLike]], Encode]
-"""Made for a run, because it matters whether stdout is a terminal, and what follows where --pick
-cannot be applied."""
 
 
 def message_printer(
@@ -108,15 +108,15 @@ def message_printer(
     ),
     print_topic: bool = opt("", "Print 'TOPIC | ' before a message.", OUTPUT),
 ) -> Printer:
-    """How the options want messages printed.
+    """Return the printer of the options.
 
-    Raises `ConfigurationError` for an option that does nothing.
+    Raises `ConfigurationError` for an option without effect.
     """
     ending = b"\n" if delimiter is None else delimiter
     if json or format is not None:
-        others = {"--format": json and format is not None, "--pretty": pretty and not json}
-        others |= {"--delimiter": delimiter is not None, "--print-topic": print_topic}
-        if name := next(filter(others.get, others), None):
+        without_effect = {"--format": json and format is not None, "--pretty": pretty and not json}
+        without_effect |= {"--delimiter": delimiter is not None, "--print-topic": print_topic}
+        if name := next(filter(without_effect.get, without_effect), None):
             raise ConfigurationError(
                 f"{name} has no effect with {'--json' if json else '--format'}"
             )
@@ -127,7 +127,7 @@ def message_printer(
         elif format is not None:
             encode = partial(format, escape=True) if runtime.stdout_is_tty else format
         else:
-            # on a terminal, bytes that would steer it are shown as \xNN
+            # On a terminal, control characters are shown as \xNN.
             lines = partial(
                 encode_lines,
                 delimiter=ending,
@@ -140,7 +140,7 @@ def message_printer(
     return printer
 
 
-MessagePrinter = Annotated[Printer, From(message_printer)]
+MessagePrinter = Annotated[Printer, Provided(message_printer)]
 
 
 def picking(
@@ -149,12 +149,12 @@ def picking(
     pick: Callable[[bytes], bytes | None],
     on_unjudged: filters.OnUnjudged[MessageLike],
 ) -> Encode:
-    """Print what ``--pick`` finds in place of the body; a message without it is left out."""
-    is_told = False
+    """Print the result of ``--pick`` instead of the body; exclude messages without a result."""
+    is_reported = False
 
     def encode_picked(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
-        nonlocal is_told
-        found = []
+        nonlocal is_reported
+        picked = []
         for message in messages:
             try:
                 body = pick(message.body)
@@ -162,17 +162,17 @@ def picking(
                 on_unjudged(message, error)
                 continue
             if body is not None:
-                found.append(with_body(topic, nsqd, message, body))
-            elif not is_told:
-                is_told = True
+                picked.append(with_body(topic, nsqd, message, body))
+            elif not is_reported:
+                is_reported = True
                 runtime.info("nsq: messages in which --pick finds nothing are not printed")
-        return encode(topic, nsqd, found) if found else b""
+        return encode(topic, nsqd, picked) if picked else b""
 
     return encode_picked
 
 
 def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
-    """Print bodies that are JSON as people read them, where that is wanted."""
+    """Indent and color JSON bodies, as the options and the terminal require."""
     color = runtime.has_color
     if not (pretty or color):
         return encode
@@ -183,33 +183,37 @@ def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
             body = lay_out(message.body, indent=pretty, color=color)
             if body is None:
                 parts.append(encode(topic, nsqd, [message]))
-            else:  # what is laid out is harmless already, but for our own colors
-                parts.append(encode(topic, nsqd, [with_body(topic, nsqd, message, MARK)]))
-                parts[-1] = parts[-1].replace(MARK, body, 1)
+            else:
+                # The body is escaped already. Escaping it again would escape our colors.
+                line = encode(topic, nsqd, [with_body(topic, nsqd, message, MARK)])
+                parts.append(line.replace(MARK, body, 1))
         return b"".join(parts)
 
     return encode_readable
 
 
-MARK = b"@@BODY@@"  # takes the place of a body until its line is ready; no topic contains @
+# Stands for a body until its line is encoded. No topic contains @.
+MARK = b"@@BODY@@"
 
 
 def with_body(topic: str, nsqd: str, message: MessageLike, body: bytes) -> Envelope:
-    """The message with another body."""
+    """Return the message with another body."""
     return Envelope(topic, nsqd, message.id, message.timestamp_ns, message.attempts, body)
 
 
 def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
-    """Messages as lines of JSON, or indented; nothing in them steers a terminal, to which a pipe
-    may lead as well."""
+    """Return an encoder of messages as JSON lines, or indented.
+
+    Control characters are escaped even in a pipe, because the pipe may lead to a terminal.
+    """
     color = runtime.has_color
 
     def encode(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         lines = encode_many(topic, nsqd, messages)
         if not (pretty or color):
             return escape_json_lines(lines)
-        shown = [lay_out(line, indent=pretty, color=color) or line for line in lines.splitlines()]
-        return b"".join(line + b"\n" for line in shown)
+        documents = lines.splitlines()
+        return b"".join((lay_out(d, indent=pretty, color=color) or d) + b"\n" for d in documents)
 
     return encode
 
@@ -219,30 +223,29 @@ ArchivedTopics = Annotated[list[str] | None, opt("--topic -t GLOB", KEEP_TOPICS,
 
 
 class TopicFilter:
-    """Keeps the messages of some topics, and remembers which there were."""
+    """Keep the messages of matching topics, and record the topics of all messages."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         from nsqtools.cluster.topics import matches
 
         self._patterns = patterns
         self._matches = matches
-        self._wanted: dict[str, bool] = {}
+        self._is_match: dict[str, bool] = {}
 
     def __call__(self, message: MessageLike) -> bool:
-        """Tell whether the message is of one of the topics."""
+        """Return whether the topic of the message matches."""
         topic: str = getattr(message, "topic", "")
-        wanted = self._wanted.get(topic)
-        if wanted is None:
-            wanted = self._wanted[topic] = self._matches(topic, self._patterns)
-        return wanted
+        if topic not in self._is_match:
+            self._is_match[topic] = self._matches(topic, self._patterns)
+        return self._is_match[topic]
 
     def check(self) -> None:
         """Raise `NotFoundError` for a pattern that no message has matched."""
         for pattern in self._patterns:
-            if not any(self._matches(topic, [pattern]) for topic in self._wanted):
-                topics = ", ".join(sorted(filter(None, self._wanted))) or "none that has a name"
+            if not any(self._matches(topic, [pattern]) for topic in self._is_match):
+                topics = ", ".join(sorted(filter(None, self._is_match))) or "none with a name"
                 raise NotFoundError(
-                    f"no message of topic {pattern} is there",
+                    f"no message of topic {pattern} found",
                     hint=f"The topics in these archives: {topics}.",
                 )
 
@@ -251,7 +254,7 @@ KEY, STRING, NUMBER, WORD, RESET = "\x1b[34m", "\x1b[32m", "\x1b[36m", "\x1b[35m
 
 
 def lay_out(body: bytes, *, indent: bool, color: bool) -> bytes | None:
-    """Return the body laid out, harmless for a terminal; None if it is not an object or array."""
+    """Return the escaped body with layout and colors, None if it is not an object or array."""
     try:
         text = body.decode().strip()
         if text[:1] not in ("{", "["):
@@ -260,24 +263,24 @@ def lay_out(body: bytes, *, indent: bool, color: bool) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     tokens = json_tokens(text)
-    painted = list(map(escape_json, tokens))
+    escaped = list(map(escape_json, tokens))
     if color:
-        painted = list(map(_paint, painted, tokens, [*tokens[1:], ""]))
-    return (indented if indent else _joined)(tokens, painted).encode()
+        escaped = list(map(_color_token, escaped, tokens, [*tokens[1:], ""]))
+    return (indented if indent else _join)(tokens, escaped).encode()
 
 
-def _paint(shown: str, token: str, then: str) -> str:
+def _color_token(escaped: str, token: str, next_token: str) -> str:
     if token in "{}[],:":
-        return shown
+        return escaped
     if token.startswith('"'):
-        style = KEY if then == ":" else STRING
+        style = KEY if next_token == ":" else STRING
     else:
         style = WORD if token in ("true", "false", "null") else NUMBER
-    return f"{style}{shown}{RESET}"
+    return f"{style}{escaped}{RESET}"
 
 
-def _joined(tokens: list[str], painted: list[str]) -> str:
+def _join(tokens: list[str], escaped: list[str]) -> str:
     return "".join(
-        shown + (" " if token in (",", ":") else "")
-        for token, shown in zip(tokens, painted, strict=True)
+        text + (" " if token in (",", ":") else "")
+        for token, text in zip(tokens, escaped, strict=True)
     )

@@ -1,6 +1,6 @@
-"""The options of the commands that publish: where to, how fast, and how long to try.
+"""Options of the commands that publish: destination, rate, and retries.
 
-With ``--channel`` they publish to one channel, by a temporary nsqd of ours (`OneChannel`).
+With ``--channel`` a command publishes to one channel, by a temporary nsqd (`ChannelOptions`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DELIVERY = "Delivery"
 Rate = Annotated[
     float, opt("--rate N", "At most N messages a second; 0 for no limit.", DELIVERY, min=0)
 ]
-Spread = Annotated[
+ModeOption = Annotated[
     PublishMode,
     opt("--mode", "Publish to all nsqd, a share to each, or the first that works.", DELIVERY),
 ]
@@ -66,43 +66,49 @@ DryRun = Annotated[
 
 
 class Publishing(OptionSet):
-    """Where to publish, how fast, for how long, and what becomes of the rest."""
+    """Destination, rate and retries of publishing, and the file of unconfirmed records."""
 
     rate: Rate = 0.0
-    mode: Spread = PublishMode.ALL
+    mode: ModeOption = PublishMode.ALL
     retry_timeout: RetryTimeout = None
     retry_unknown: RetryUnknown = False
     unsent_file: Path | None = opt(
         "FILE", "Append what is not confirmed (--mode all: FILE.HOST:PORT).", DELIVERY
     )
     connection: ProducerConnection
-    channel: ToChannel
+    channel: ChannelDelivery
 
     def publisher(self, defer_s: float | None = None) -> Publisher:
-        """What publishes to the topics, without ``--channel``."""
+        """Return the publisher to the nsqd of the options, without ``--channel``."""
         from nsqtools.publish.publisher import RETRY_TIMEOUT_S, Publisher, PublishOptions
 
-        timeout_s = RETRY_TIMEOUT_S if self.retry_timeout is None else self.retry_timeout
-        options = PublishOptions(self.mode, timeout_s, self.retry_unknown, defer_s)
-        given = self.connection
-        return Publisher(given.nsqd_tcp_addresses, given.client_options(), options, self.rate)
+        options = PublishOptions(
+            mode=self.mode,
+            retry_timeout_s=RETRY_TIMEOUT_S if self.retry_timeout is None else self.retry_timeout,
+            retry_unknown=self.retry_unknown,
+            defer_s=defer_s,
+        )
+        connection = self.connection
+        return Publisher(
+            connection.nsqd_tcp_addresses, connection.client_options(), options, self.rate
+        )
 
     @contextmanager
     def open(
         self,
         runtime: Runtime,
-        ending: bytes,
+        delimiter: bytes,
         *,
         resumes: bool = True,
         defer_s: float | None = None,
         dry_run: bool = False,
         inputs: Iterable[str] = (),
     ) -> Iterator[PublishRun]:
-        """Open what publishes, and the files for what is not confirmed.
+        """Open the publisher, and the files of unconfirmed records.
 
-        ``ending`` ends each record there; ``inputs`` are the files of records. ``resumes`` tells
-        that the next run would have the same messages from the beginning. Raises as
-        `OneChannel.open` and `UnsentFiles`.
+        ``delimiter`` ends each record in those files; ``inputs`` are the files of records.
+        ``resumes`` means that the next run would publish the same messages from the beginning.
+        Raises as `ChannelOptions.open` and `UnsentFiles`.
         """
         from nsqtools.publish.publish_job import UnsentFiles
 
@@ -110,9 +116,9 @@ class Publishing(OptionSet):
         with ExitStack() as stack:
             progress, unsent = stack.enter_context(Progress(runtime)), None
             if self.unsent_file is not None and not dry_run:
-                # what one channel lacks is for no nsqd of the settings
-                each = () if self.channel.name else publisher.counts_by_nsqd
-                files = UnsentFiles(self.unsent_file, ending, each, inputs=inputs)
+                # Messages for one channel are for no nsqd of the settings.
+                addresses = () if self.channel.name else publisher.counts_by_nsqd
+                files = UnsentFiles(self.unsent_file, delimiter, addresses, inputs=inputs)
                 unsent = stack.enter_context(files)
             if self.channel.name and not dry_run:
                 target = self.channel.open(
@@ -127,7 +133,7 @@ class Publishing(OptionSet):
 
 
 class PublishRun(NamedTuple):
-    """What publishes, and where ``--unsent-file`` wants what is not confirmed."""
+    """The publisher of a run, the files of unconfirmed records, and the progress line."""
 
     publisher: Publisher
     unsent: UnsentFiles | None
@@ -135,8 +141,8 @@ class PublishRun(NamedTuple):
     runtime: Runtime
     began_s: float
 
-    def how_far(self, done: int, total: int, read: str) -> str:
-        """The progress line: what is confirmed, and what is read and the time left, if known."""
+    def progress_text(self, done: int, total: int, read: str) -> str:
+        """Return the progress line: the count, and the share that is read if the total is known."""
         confirmed = f"{self.publisher.counts.confirmed:,} confirmed"
         if not (done and total):
             return confirmed
@@ -144,7 +150,7 @@ class PublishRun(NamedTuple):
         return f"{confirmed}, {read} read, {format_duration(round(left_s))} left"
 
     def finish(self, publish: Callable[[], object]) -> StopSignals:
-        """Publish all, and wait until it is consumed where that is not nsqd's affair."""
+        """Call ``publish``, and with a temporary nsqd wait until the messages are consumed."""
         with stop_on_signals(self.publisher.stop) as signals:
             try:
                 publish()
@@ -172,8 +178,8 @@ def topic_map(texts: Iterable[str]) -> dict[str, str]:
     return topics
 
 
-class GivenInput(NamedTuple):
-    """What to publish: files, or texts, which are templates where they go ``times`` times."""
+class PublishInput(NamedTuple):
+    """Files, or texts to publish. Texts that are repeated ``times`` times are templates."""
 
     paths: list[str]
     texts: list[bytes]
@@ -183,7 +189,7 @@ class GivenInput(NamedTuple):
     def batches(
         self, source: RecordSource, is_stopped: Callable[[], bool]
     ) -> Iterable[InputBatch[bytes]]:
-        """The batches of the texts, or those of the files."""
+        """Return the batches of the texts, or of the files, which ``source`` reads."""
         from nsqtools.publish.input import InputBatch, repeat_texts
 
         if not self.texts:
@@ -193,14 +199,17 @@ class GivenInput(NamedTuple):
         return repeat_texts(self.texts, self.times, self.interval_s, is_stopped)
 
 
-def read_input(
+def parse_input(
     texts: Sequence[str],
     messages: Sequence[str],
     files: Sequence[Path],
     repeat: int | None,
     interval_s: float | None,
-) -> GivenInput:
-    """What the arguments and options name. Raises `ConfigurationError` and `OutputError`."""
+) -> PublishInput:
+    """Return the input that arguments and options name.
+
+    Raises `ConfigurationError` and `OutputError`.
+    """
     paths = [str(path) for path in files]
     bodies = [argument_bytes(text) for text in messages]
     for text in texts:
@@ -208,7 +217,7 @@ def read_input(
             paths.append(text.removeprefix("@"))
         elif os.path.isfile(text):
             raise ConfigurationError(
-                f"{text} is a file, and as an argument it is a text",
+                f"{text} is the name of a file, but an argument is a text",
                 hint=f"Write @{text} to publish its lines, or -m {text} for the text.",
             )
         else:
@@ -232,15 +241,15 @@ def read_input(
                 f"cannot read {path} (No such file or directory)",
                 hint=f"To publish the text itself: -m @{path}",
             )
-    return GivenInput(paths if paths or bodies else ["-"], bodies, repeat, interval_s or 0.0)
+    return PublishInput(paths if paths or bodies else ["-"], bodies, repeat, interval_s or 0.0)
 
 
-def selection(
+def body_selector(
     where: Filter | None, pick: Callable[[bytes], bytes | None] | None
 ) -> Callable[[bytes], bytes | None] | None:
-    """What ``--where`` and ``--pick`` make of a body; None when all are published as they are.
+    """Return the function of ``--where`` and ``--pick`` on a body, None without these options.
 
-    It raises ``ValueError`` for a body that ``--pick`` cannot be applied to.
+    The function raises ``ValueError`` for a body to which ``--pick`` cannot be applied.
     """
     if where is None and pick is None:
         return None
@@ -254,15 +263,15 @@ def selection(
     return select
 
 
-def size_of(paths: Sequence[str]) -> int:
-    """The bytes in the files; 0 where that is not known."""
+def total_size(paths: Sequence[str]) -> int:
+    """Return the bytes in the files, 0 if unknown."""
     try:
         return sum(os.path.getsize(path) for path in paths if os.path.isfile(path) or path == "-")
     except OSError:
         return 0
 
 
-# -- to one channel -------------------------------------------------------------------------------
+# -- delivery to one channel ----------------------------------------------------------------------
 
 CHANNEL = "One channel"
 MAX_DEPTH = 10_000
@@ -270,8 +279,8 @@ WAIT_S = 300.0
 WITHOUT_EFFECT = ("nsqd_tcp_address", "mode", "retry_timeout", "retry_unknown")
 
 
-class OneChannel(OptionSet):
-    """To one channel, by a temporary nsqd; ``target`` is what was opened.
+class ChannelOptions(OptionSet):
+    """Delivery to one channel by a temporary nsqd. ``target`` is set by `open`.
 
     Raises `ConfigurationError` for options that contradict each other.
     """
@@ -292,12 +301,12 @@ class OneChannel(OptionSet):
         "HOST:PORT", "Where it registers (TCP).", show_default="the port below that of HTTP"
     )
     broadcast_address: str | None = opt(
-        "HOST", "How consumers reach it.", show_default="its address towards nsqlookupd"
+        "HOST", "Host under which consumers reach it.", show_default="its address to nsqlookupd"
     )
     data_path: Path | None = opt(
-        "DIR", "Where its messages are, for the next run too.", show_default="./nsqd-NAME"
+        "DIR", "Directory of its messages, for the next run too.", show_default="./nsqd-NAME"
     )
-    # without a default of text, which each start of pub would have to read
+    # A default as text would be parsed on each start of pub.
     wait: float | None = opt(
         "DURATION", "End when no consumer is connected for this long.", show_default="5m"
     )
@@ -307,11 +316,11 @@ class OneChannel(OptionSet):
 
     @property
     def wait_s(self) -> float:
-        """For how long no consumer may be connected."""
+        """The longest time without a connected consumer."""
         return WAIT_S if self.wait is None else self.wait
 
     def refuse(self, names: Sequence[str], problem: str) -> None:
-        """Raise `ConfigurationError` for an option that was given, and must not be."""
+        """Raise `ConfigurationError` if one of these options is on the command line."""
         for parameter in self.context.command.params:
             source = self.context.get_parameter_source(parameter.name or "")
             if parameter.name in names and source is not None and source.name == "COMMANDLINE":
@@ -324,16 +333,16 @@ class OneChannel(OptionSet):
 
     @property
     def name(self) -> str:
-        """The channel, ``""`` without one."""
+        """The channel, ``""`` without ``--channel``."""
         return self.channel or ""
 
     @property
     def lookupds(self) -> tuple[str, ...]:
-        """Those that were given, or are in the settings."""
-        given, setting = self.channel_lookupd, setting_of(self.context, "lookupd_http_address")
-        if not given and setting is not None and isinstance(setting.value, list):
-            given = setting.value
-        return split_addresses(given)
+        """The nsqlookupd of the options, or of the settings."""
+        setting = setting_of(self.context, "lookupd_http_address")
+        if not self.channel_lookupd and setting is not None and isinstance(setting.value, list):
+            return split_addresses(setting.value)
+        return split_addresses(self.channel_lookupd)
 
     @contextmanager
     def open(
@@ -346,9 +355,9 @@ class OneChannel(OptionSet):
         defer_s: float | None = None,
         rate: float = 0.0,
     ) -> Iterator[ChannelPublisher]:
-        """Join the cluster, and leave it at the end.
+        """Join the cluster with a temporary nsqd, and leave it at the end.
 
-        ``resumes`` tells that the next run would have the same messages from the beginning, and
+        ``resumes`` means that the next run would publish the same messages from the beginning.
         ``place`` is the data path of a drain.
         """
         from nsqtools.client.connection import http_access
@@ -372,8 +381,8 @@ class OneChannel(OptionSet):
             ) as temporary,
         ):
             self.listing_lookupds = temporary.listing_lookupds
-            what = f"channel {self.name}" if self.name else "each channel"
-            report(f"{temporary.nsqd.address} serves {what} until its messages are consumed")
+            channels = f"channel {self.name}" if self.name else "each channel"
+            report(f"{temporary.nsqd.address} serves {channels} until its messages are consumed")
             self.target = ChannelPublisher(
                 temporary,
                 self.name,
@@ -389,39 +398,39 @@ class OneChannel(OptionSet):
                 yield self.target
             except BaseException:
                 temporary.leave()
-                self._tell_rest(runtime, self.target)
+                self._report_rest(runtime, self.target)
                 raise
 
     def status(self, runtime: Runtime, otherwise: int) -> int:
-        """Say how the delivery ended; return the exit status."""
+        """Report the result of the delivery; return the exit status."""
         target = self.target
         if target is None:
             return otherwise
-        new = f", {target.new_id_count} with a new id" if target.new_id_count else ""
-        runtime.info(f"nsq: {counted(target.delivered_count, 'message')} consumed{new}")
+        suffix = f", {target.new_id_count} with a new id" if target.new_id_count else ""
+        runtime.info(f"nsq: {counted(target.delivered_count, 'message')} consumed{suffix}")
         if target.abandoned is not None:
             otherwise = ExitStatus.LIMIT_NOT_REACHED
             queue = f"{target.abandoned.topic}/{target.abandoned.channel}"
             lookupds = ", ".join(self.listing_lookupds)
             line = (
                 f"no consumer of {queue} connected within {format_duration(self.wait_s)}; "
-                f"nsqlookupd {lookupds} names this nsqd, and consumers with a list of nsqd do not "
-                "ask there"
+                f"nsqlookupd {lookupds} lists this nsqd, and consumers with fixed nsqd addresses "
+                "do not ask nsqlookupd"
             )
             runtime.report_failure(NsqError(line))
-        self._tell_rest(runtime, target)
+        self._report_rest(runtime, target)
         return otherwise
 
-    def _tell_rest(self, runtime: Runtime, target: ChannelPublisher) -> None:
-        if rest := target.leftovers_text():
-            runtime.print_error(f"nsq: {rest}")
+    def _report_rest(self, runtime: Runtime, target: ChannelPublisher) -> None:
+        if text := target.leftovers_text():
+            runtime.print_error(f"nsq: {text}")
 
 
-FLAGS = (*OneChannel.__annotations__, "max_depth")
+FLAGS = (*ChannelOptions.__annotations__, "max_depth")
 
 
-class ToChannel(OneChannel):
-    """With ``--channel``."""
+class ChannelDelivery(ChannelOptions):
+    """Delivery to the channel of ``--channel``."""
 
     panel = CHANNEL
     max_depth: int = opt("N", "At most N messages in it at a time.", default=MAX_DEPTH, min=1)
@@ -433,8 +442,8 @@ class ToChannel(OneChannel):
             self.refuse(WITHOUT_EFFECT, "has no effect with --channel")
 
 
-class DrainedChannels(OneChannel):
-    """All channels of an nsqd, or one, where no other nsqd takes over."""
+class DrainOptions(ChannelOptions):
+    """Delivery of all channels of a drained nsqd, or of one, without ``--to``."""
 
     def check(self) -> None:
         if self.context.params.get("to") is not None:

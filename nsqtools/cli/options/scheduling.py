@@ -1,4 +1,4 @@
-"""The options of ``nsq pub`` for a message that is published later, by ``nsq schedule serve``."""
+"""Options of ``nsq pub`` for a message that ``nsq schedule serve`` publishes later."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from nsqtools.cli.running.runtime import Runtime
     from nsqtools.client.connection_settings import ConnectionSettings
 
-ASK_TIMEOUT_S = 1.0  # the warning is a courtesy: it must not delay a publish that works
+# Bounds the delay that the check for a scheduler adds to a successful publish.
+ASK_TIMEOUT_S = 1.0
 
 
-def read_interval(text: str) -> str:
-    """Check an interval; the request has it as it was written. Raises ``ValueError``."""
+def check_interval(text: str) -> str:
+    """Check an interval and return its text, which the request contains. Raises ``ValueError``."""
     from nsqtools.schedule.recurrence import parse_interval
 
     parse_interval(text, 0)
@@ -30,7 +31,7 @@ def read_interval(text: str) -> str:
 
 
 class Scheduling(OptionSet):
-    """When a message is published, if not at once.
+    """The time of a delayed or repeated message.
 
     Raises `ConfigurationError` for options that contradict each other.
     """
@@ -41,7 +42,7 @@ class Scheduling(OptionSet):
         "TIME", "Publish at this time, by nsq schedule serve.", parser=parse_moment
     )
     in_: float | None = opt("--in DURATION", "Publish after DURATION.", parser=parse_span)
-    every: str | None = opt("DURATION", "Publish at this interval.", parser=read_interval)
+    every: str | None = opt("DURATION", "Publish at this interval.", parser=check_interval)
     cron: str = opt("EXPRESSION", "Publish by a cron expression: '0 6 * * 1'.", default="")
     timezone: str = opt("ZONE", "Time zone of --cron.", default="", show_default="UTC")
     catch_up: str = opt(
@@ -67,7 +68,7 @@ class Scheduling(OptionSet):
             raise ConfigurationError("--key and --envelope need --at, --in, --every or --cron")
 
     def check_against(self, texts: Sequence[bytes], *, defers: bool, channel: str) -> None:
-        """Raise `ConfigurationError` for other options of the command that exclude these."""
+        """Raise `ConfigurationError` for other options of the command that contradict these."""
         if defers:
             raise ConfigurationError("--defer excludes --at, --in, --every and --cron")
         if channel:
@@ -80,7 +81,7 @@ class Scheduling(OptionSet):
     def request_for(
         self, topic: str, select: Callable[[bytes], bytes | None] | None
     ) -> Callable[[bytes], bytes | None]:
-        """Return the function that makes a request of each body that ``select`` keeps.
+        """Return a function that converts each body that ``select`` keeps to a request.
 
         Raises `ConfigurationError` for times that the scheduler would refuse.
         """
@@ -113,7 +114,7 @@ class Scheduling(OptionSet):
         return request
 
     def warn_without_scheduler(self, connection: ConnectionSettings, runtime: Runtime) -> None:
-        """Print a line if the topic of requests has no channel on an nsqd, as far as it answers."""
+        """Warn of each responding nsqd on which the topic of requests has no channel."""
         for address in connection.nsqd_tcp_addresses:
             if _has_channel(parse_address(address), self.schedule_topic, connection) is False:
                 runtime.info(
@@ -123,7 +124,10 @@ class Scheduling(OptionSet):
 
 
 def _has_channel(tcp: Address, topic: str, connection: ConnectionSettings) -> bool | None:
-    """Ask nsqd over HTTP, at the port above that of TCP; None if it does not answer."""
+    """Ask nsqd over HTTP whether the topic has a channel. Return None without an answer.
+
+    The HTTP port is assumed to be one above the TCP port, as by default, and this is checked.
+    """
     from nsqtools.client.connection import http_access
 
     url = http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0)

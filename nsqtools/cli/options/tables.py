@@ -1,4 +1,4 @@
-"""The options about tables: into what archives are made, and what becomes of bodies."""
+"""Options of tables: their format, and the columns of bodies."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TABLE = "Table"
 
 
 class TableFormat(Enum):
-    """How a table is written."""
+    """The format of a table."""
 
     parquet = "parquet"
     delta = "delta"
 
 
 class ColumnsChoice(OptionSet):
-    """Columns made of bodies."""
+    """Columns of bodies in a table."""
 
     panel = TABLE
     body: BodyKind = opt(
@@ -39,7 +39,7 @@ class ColumnsChoice(OptionSet):
     )
 
     def fields(self, *, needed: bool) -> dict[str, Any] | None:
-        """Return the JSON Schema of bodies. Raises `NsqError`, also when one is ``needed``."""
+        """Return the JSON Schema of bodies. Raises `NsqError`, also without a ``needed`` one."""
         from nsqtools.archive.body_columns import load_schema
 
         if self.schema is not None and self.body is not BodyKind.json:
@@ -47,13 +47,13 @@ class ColumnsChoice(OptionSet):
         if self.schema is None and needed and self.body is BodyKind.json:
             raise ConfigurationError(
                 "--body json needs --schema here",
-                hint="nsq archive schema ARCHIVE > FILE makes one of a sample.",
+                hint="nsq archive schema ARCHIVE > FILE infers one from a sample.",
             )
         return None if self.schema is None else load_schema(self.schema)
 
 
 class ColumnsOfArchives(ColumnsChoice):
-    """Columns of archives that are read as they are."""
+    """Columns of bodies in archives that are not converted."""
 
     body: BodyKind = opt(
         "",
@@ -64,25 +64,25 @@ class ColumnsOfArchives(ColumnsChoice):
 
 
 class BodyOptions(ColumnsChoice):
-    """Columns made of bodies, and partitions."""
+    """Columns of bodies in a table, and its partitions."""
 
     partition_by: list[str] | None = opt(
         "BY",
-        "Partitions of tables beside topic and date: hour, or a field of JSON bodies (.country). "
+        "Partitions of tables below topic and date: hour, or a field of JSON bodies (.country). "
         "Of file names: whose time <PARTITION> is, arrival (default) or message.",
     )
 
     def plan(
         self, url: str, host: str, settings: Mapping[str, str], *, is_delta: bool
     ) -> TablePlan:
-        """Return what is made of archives. Raises `NsqError` for what does not fit together."""
+        """Return the plan of the table. Raises `NsqError` for contradicting options."""
         from nsqtools.archive.table import TablePlan
 
         names = [name for name in self.partition_by or () if name not in WHOSE]
         for name in names:
             if name != "hour" and not name.startswith("."):
                 raise ConfigurationError(
-                    f"--partition-by {name} is not known",
+                    f"unknown --partition-by {name}",
                     hint="Write hour, or a field of the body: .country.",
                 )
         columns = tuple(name.removeprefix(".") for name in names)

@@ -1,7 +1,7 @@
-"""Run one command line through typer: a tree of lazy commands, and its usage errors translated.
+"""Run a command line through typer: a tree of lazy commands, and translated usage errors.
 
-The tree is made from the registry, and a command is imported only when it is chosen. Until then it
-is a name and a line of help, which is enough for listings, completion of names and "did you mean".
+The tree is built from the registry. A command is imported when it is chosen. Until then it is a
+name and a line of help, which suffices for listings, completion of names and "did you mean".
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ from nsqtools.cli.parsing.binding import (
     flatten,
 )
 from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
-from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
+from nsqtools.cli.registry import COMMANDS, REMOVED, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime, before_dashes, configure_logging, with_json
 from nsqtools.errors import ConfigurationError
 
 HELP_NAMES = ["-h", "--help"]
 
-NEAR = 0.75
-"""Similarity of a suggested option. click suggests from 0.6 on, which is --where for --header."""
+# Least similarity of a suggested option. click's 0.6 would suggest --where for --header.
+SUGGESTION_SIMILARITY = 0.75
 
 
 class RealCommand(NativeCoercion, TyperCommand):
     """A command with our help pages, parsed without pydantic.
 
-    One with ``--json`` alone takes ``-o json`` for the same, as those with more forms do.
+    A command with ``--json`` but without ``-o`` accepts ``-o json`` too, like commands with more
+    output formats.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names = {name for parameter in self.params for name in parameter.opts}
         if "--json" in names and "-o" not in names:
-            own = before_dashes(args)
-            args = [*with_json(own), *args[len(own) :]]
+            words = before_dashes(args)
+            args = [*with_json(words), *args[len(words) :]]
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        look = {"color": ctx.obj.has_color, "width": ctx.obj.width}
-        is_brief = "--help" not in ctx.obj.arguments
-        page = render_brief(self, ctx, **look) if is_brief else render(describe(self, ctx), **look)
-        formatter.write(page)
+        color, width = ctx.obj.has_color, ctx.obj.width
+        if "--help" in ctx.obj.arguments:
+            formatter.write(render(describe(self, ctx), color=color, width=width))
+        else:
+            formatter.write(render_brief(self, ctx, color=color, width=width))
 
 
 class LazyGroup(NativeCoercion, TyperGroup):
-    """The group ``name``, with the commands that ``group`` lists."""
+    """A group of commands that are imported when they are chosen."""
 
     def __init__(self, name: str, group: Group):
         super().__init__(name=name, help=group.help, rich_markup_mode=None, suggest_commands=False)
@@ -70,26 +72,28 @@ class LazyGroup(NativeCoercion, TyperGroup):
                 )
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """A group alone shows its help, as ``nsq`` alone does."""
+        """Show the help of a group without a command, as of ``nsq`` without one."""
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Choose the command as typer does, and import it; suggest what it may have been.
+        """Import the chosen command, or suggest a command with a similar name.
 
-        ``ls`` is another name of each ``list``."""
+        ``ls`` is an alias of each ``list``.
+        """
         if args[0] == "ls" and "list" in self.group.commands:
             args = ["list", *args[1:]]
         try:
-            name, command, rest = super().resolve_command(ctx, args)
+            name, command, arguments = super().resolve_command(ctx, args)
         except UsageError as error:
-            from difflib import get_close_matches  # 3 ms, for a mistake
+            # The import takes 3 ms, so it is not at the top of the module.
+            from difflib import get_close_matches
 
-            if instead := GONE.get(f"{ctx.command_path} {args[0]}"):
-                error.message = f"there is no {ctx.command_path} {args[0]} any more: use {instead}"
-            elif meant := get_close_matches(args[0], self.commands, 1):
-                error.message = f"{error.message.rstrip('.')}. Did you mean {meant[0]!r}?"
+            if replacement := REMOVED.get(f"{ctx.command_path} {args[0]}"):
+                error.message = f"{ctx.command_path} {args[0]} was removed: use {replacement}"
+            elif matches := get_close_matches(args[0], self.commands, 1):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {matches[0]!r}?"
             raise
-        return name, command if isinstance(command, LazyGroup) else self.load(args[0]), rest
+        return name, command if isinstance(command, LazyGroup) else self.load(args[0]), arguments
 
     def load(self, name: str) -> Any:
         """Import one command and build its parser."""
@@ -105,66 +109,71 @@ class LazyGroup(NativeCoercion, TyperGroup):
 
 
 def command_tree() -> LazyGroup:
-    """The whole ``nsq``, each command not yet imported."""
+    """Return the tree of all commands, none of them imported."""
     return LazyGroup("nsq", Group(ROOT_HELP, COMMANDS))
 
 
 def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
-    """Run the command that ``arguments`` name; returns the exit status it chose, else 0.
+    """Run the command that ``arguments`` name, and return its exit status.
 
-    Raises `ConfigurationError` for a wrong command line, and whatever the command raises.
+    Raises `ConfigurationError` for a wrong command line, and the errors of the command.
     """
     tree = command_tree()
     runtime = runtime or Runtime.of_process(arguments)
-    configure_logging(logging.WARNING, runtime.stderr)  # until the command's options are read
+    # For warnings before the command's own logging options have been read.
+    configure_logging(logging.WARNING, runtime.stderr)
     try:
         with tree.make_context(
             "nsq", list(arguments), obj=runtime, help_option_names=HELP_NAMES
         ) as context:
             return tree.invoke(context) or 0
-    except Exit as answered:  # --help has been printed
-        return answered.exit_code
+    except Exit as exit_request:  # after --help
+        return exit_request.exit_code
     except UsageError as error:
         raise _wrong_usage(error, f"nsq {arguments[0]}", arguments) from error
 
 
 def parser_of(name: str, function: Callable[..., Any]) -> Any:
-    how = getattr(function, "context_settings", None)
-    return get_command_from_info(
-        CommandInfo(name=name, callback=flatten(function), cls=RealCommand, context_settings=how),
-        pretty_exceptions_short=False,
-        rich_markup_mode=None,
+    """Return the typer command that parses the options of ``function`` and calls it."""
+    info = CommandInfo(
+        name=name,
+        callback=flatten(function),
+        cls=RealCommand,
+        context_settings=getattr(function, "context_settings", None),
     )
+    return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
 
 
 def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
     path = error.ctx.command_path if error.ctx else command
-    if isinstance(error, NoSuchOption) and (instead := GONE.get(f"{path} {error.option_name}")):
-        error.message = f"there is no {path} {error.option_name} any more: use {instead}"
+    if isinstance(error, NoSuchOption):
+        name = f"{path} {error.option_name}"
+        if replacement := REMOVED.get(name):
+            error.message = f"{name} was removed: use {replacement}"
     hint = _topic_hint(error, path, arguments) or _hint(error, path)
     return ConfigurationError(_message(error), hint=hint)
 
 
 def _topic_hint(error: UsageError, path: str, arguments: Sequence[str]) -> str:
-    """What to write for ``nsq tail clicks``; "" if that is not the mistake."""
+    """Return a hint for a topic without ``-t`` (``nsq tail clicks``), "" for other mistakes."""
     context: Any = error.ctx
     parameters = context.command.params if context else ()
     missing = error.param if isinstance(error, MissingParameter) else None
     is_missing = missing is not None and missing.name == "topic"
     is_too_many = error.message.startswith("Got unexpected extra argument")
-    takes_it = any("-t" in each.opts for each in parameters)
-    if not takes_it or not (is_missing or is_too_many):
+    has_topic_option = any("-t" in parameter.opts for parameter in parameters)
+    if not has_topic_option or not (is_missing or is_too_many):
         return ""
     word = next(iter(arguments[len(path.split()) - 1 :]), "-")
     if word.startswith("-"):
         return ""
-    if any(each.param_type_name == "argument" for each in parameters):
+    if any(parameter.param_type_name == "argument" for parameter in parameters):
         return f"Write {path} -t TOPIC {word}, or {path} -t {word}" if is_missing else ""
     return f"Write {path} -t {word}"
 
 
 def _message(error: UsageError) -> str:
-    """What is wrong, in one line that begins as ours do; a wrong setting says where it is."""
+    """Return the error in one line in our style, with the place of an invalid setting."""
     message = error.message if isinstance(error, NoSuchOption) else error.format_message()
     context: Any = error.ctx
     if isinstance(error, BadParameter) and context and error.param:
@@ -182,8 +191,10 @@ def _hint(error: UsageError, path: str) -> str:
             return f"Options come after the command: nsq COMMAND {error.option_name}"
         from difflib import get_close_matches
 
-        if near := get_close_matches(error.option_name, error.possibilities or (), 1, NEAR):
+        if near := get_close_matches(
+            error.option_name, error.possibilities or (), 1, SUGGESTION_SIMILARITY
+        ):
             return f"Did you mean {near[0]}?"
     if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
-        return f"Write {error.option_name} alone for yes, and leave it out for the default."
+        return f"Write {error.option_name} alone for yes, and omit it for the default."
     return f"See {path} --help."

@@ -1,26 +1,26 @@
-"""Bind plain functions to typer: options in sets, conversion without pydantic, private names.
+"""Bind plain functions to typer: sets of options, and conversion of values without pydantic.
 
-Options that come in sets: a command asks for a value, and a provider builds it from options.
+A command can take a value that a provider builds from several options:
 
     def consumer_connection(nsqd: NsqdAddresses = None, ...) -> ConnectionSettings: ...
 
-    ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]
+    ConsumerConnection = Annotated[ConnectionSettings, Provided(consumer_connection)]
 
     def tail(topic: Topics, *, connection: ConsumerConnection) -> None: ...
 
-`flatten(tail)` has the parameters ``topic, nsqd, ...``, which is what typer parses, and calls
-``tail`` with the connection that the provider made. Providers may ask for other providers' values.
-An `OptionSet` is its own provider: a command asks for ``limits: StopLimits``.
-One name is one option: of several that declare it, the first says what it is.
+`flatten(tail)` has the parameters ``topic, nsqd, ...``, which typer parses, and calls ``tail`` with
+the connection that the provider built. Providers may take values of other providers. An `OptionSet`
+is its own provider: a command takes ``limits: StopLimits``. If several declare an option of one
+name, the first declaration is used.
 
-Conversion: typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag: 80
+typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag, which costs 80
 ms on each call. A parameter builds its adapter when ``_runtime_param`` is empty, so
-`NativeCoercion` puts a converter of our own there before typer reads the command line. Where that
-name is missing (other versions) nothing happens and typer converts as it always did, only slower.
+`NativeCoercion` puts a converter there before typer reads the command line. In a version without
+that name nothing happens, and typer converts the values itself, only slower.
 
 This is the only module that uses private names of typer (``_click``, ``_runtime_param``,
-``type_descriptor``); pyproject.toml bounds the version, and the tests of conversion and start-up
-fail where one is gone.
+``type_descriptor``). pyproject.toml bounds the version, and the tests of conversion and start-up
+fail if a name is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from typer import BadParameter as BadParameter  # for others, too
+from typer import BadParameter as BadParameter  # re-exported
 from typer import Option
 from typer._click.exceptions import BadOptionUsage as BadOptionUsage
 from typer._click.exceptions import MissingParameter as MissingParameter
@@ -46,42 +46,43 @@ from typer.models import OptionInfo
 from nsqtools.records.units import parse_size, parse_span
 
 Result = TypeVar("Result")
-Called = TypeVar("Called", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Converter = Callable[[Any], Any]
 
-PARSERS: dict[str, Converter] = {"DURATION": parse_span, "SIZE": parse_size}
-"""What reads a value, by the word for it."""
+PARSERS_BY_METAVAR: dict[str, Converter] = {"DURATION": parse_span, "SIZE": parse_size}
 
 
-def opt(form: str, help: str, panel: str | None = None, default: Any = None, **more: Any) -> Any:
-    """The option ``--count -n N``: its names, then the word for its value; a switch has none.
+def opt(
+    form: str, help: str, panel: str | None = None, default: Any = None, **settings: Any
+) -> Any:
+    """Declare the option ``--count -n N``: its names, then its metavar. A switch has no metavar.
 
-    In ``Annotated``, or as the default of a parameter: there the long name may be left out, if it
-    is the parameter's (as is the rest of an ``envvar`` that ends with _), and ``default`` is the
-    value of an option that is not given.
+    Use it in ``Annotated``, or as the default of a parameter. As a default, the long name may be
+    omitted if it equals the parameter's name, an ``envvar`` that ends with _ is completed by that
+    name, and ``default`` is the value of the absent option. ``settings`` are typer's.
     """
     names = [word for word in form.split() if word.startswith("-")]
     metavar = form.removeprefix(" ".join(names)).strip() or None
-    more = {"parser": PARSERS.get(metavar or ""), **more}
-    option: Any = Option(..., *names, metavar=metavar, help=help, rich_help_panel=panel, **more)
-    option.usual = default
+    settings = {"parser": PARSERS_BY_METAVAR.get(metavar or ""), **settings}
+    option: Any = Option(..., *names, metavar=metavar, help=help, rich_help_panel=panel, **settings)
+    option.default_value = default
     return option
 
 
-def heading(panel: str) -> Callable[[Called], Called]:
-    """Return the decorator that puts the options of a function that name no heading under one."""
+def in_panel(panel: str) -> Callable[[Decorated], Decorated]:
+    """Return a decorator that sets the help panel of the function's options without a panel."""
 
-    def under(function: Called) -> Called:
+    def set_panel(function: Decorated) -> Decorated:
         vars(function)["panel"] = panel
         return function
 
-    return under
+    return set_panel
 
 
 class OptionSet:
-    """A set of options: an attribute for each, declared as parameters of a command are.
+    """A set of options, declared as attributes in the way of a command's parameters.
 
-    ``panel`` is the heading of those that name none, as `heading` has it for a function.
+    ``panel`` is the help panel of the options without one, as with `in_panel`.
     """
 
     panel = ""
@@ -94,24 +95,24 @@ class OptionSet:
         """Raise `ConfigurationError` for options that contradict each other."""
 
 
-class From:
-    """Marks, inside ``Annotated``, a parameter whose value ``provider`` builds from options."""
+class Provided:
+    """Mark a parameter, inside ``Annotated``, whose value ``provider`` builds from options."""
 
     def __init__(self, provider: Callable[..., Any]):
         self.provider = provider
 
 
-def some(
+def subset(
     options: type, *names: str, prefix: str = "", panel: str | None = None
 ) -> Callable[..., dict[str, Any]]:
-    """Return the provider of some options of a set (of all without ``names``), as a mapping.
+    """Return a provider of the named options of a set (all without ``names``), as a mapping.
 
-    With a ``prefix`` they are options of their own: under other names, without a short form or an
+    With a ``prefix`` they are separate options with prefixed names, without a short form or an
     environment variable.
     """
 
-    def values(**given: Any) -> dict[str, Any]:
-        return {name.removeprefix(prefix): value for name, value in given.items()}
+    def values(**options: Any) -> dict[str, Any]:
+        return {name.removeprefix(prefix): value for name, value in options.items()}
 
     parameters = []
     for parameter in inspect.signature(flatten(options)).parameters.values():
@@ -134,24 +135,24 @@ def _renamed(parameter: inspect.Parameter, prefix: str, panel: str | None) -> in
 
 
 def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Return ``function`` taking plain options, as keywords, in place of provided values."""
+    """Return a function that takes plain options as keywords, and provided values for none."""
     hints = _parameter_hints(function)
-    own: list[str] = []
+    plain: list[str] = []
     flat: dict[str, inspect.Parameter] = {}
     providers: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {}
     for name, parameter in _parameters(function, hints).items():
         provider = _provider(hints[name])
         if provider is None:
-            own.append(name)
+            plain.append(name)
             flat[name] = _declared(parameter, hints[name], getattr(function, "panel", ""))
         else:
             provide = flatten(provider)
             parameters = inspect.signature(provide).parameters
             providers[name] = provide, tuple(parameters)
-            flat.update({each: parameters[each] for each in parameters if each not in flat})
+            flat = {**flat, **{key: parameters[key] for key in parameters if key not in flat}}
 
     def call(**values: Any) -> Result:
-        arguments = {name: values[name] for name in own}
+        arguments = {name: values[name] for name in plain}
         for name, (provide, options) in providers.items():
             arguments[name] = provide(**{option: values[option] for option in options})
         return function(**arguments)
@@ -175,25 +176,28 @@ def _parameters(
 
 
 def _declared(parameter: inspect.Parameter, hint: Any, panel: str) -> inspect.Parameter:
-    """The parameter as typer reads it; an `opt` that is its default moves into ``Annotated``."""
+    """Return the parameter as typer reads it. An `opt` as its default moves to ``Annotated``."""
     default = parameter.default
     if isinstance(default, OptionInfo):
-        usual = vars(default)["usual"]
+        default_value = vars(default)["default_value"]
         default.rich_help_panel = default.rich_help_panel or panel or None
         if not any(name.startswith("--") for name in default.param_decls or ()):
             name = "--" + parameter.name.rstrip("_").replace("_", "-")
             default.param_decls = (name, *(default.param_decls or ()))
         if isinstance(default.envvar, str) and default.envvar.endswith("_"):
             default.envvar += parameter.name.upper()
-        is_switch = usual is None and hint is bool
-        hint, default = Annotated[hint, default], False if is_switch else usual
+        is_switch = default_value is None and hint is bool
+        hint, default = Annotated[hint, default], False if is_switch else default_value
     kind = inspect.Parameter.KEYWORD_ONLY
     return parameter.replace(annotation=hint, default=default, kind=kind)
 
 
 def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of the parameters. What is inside of ``Annotated`` may stay a name that
-    only a type checker knows: it is not looked up, so that --help imports nothing for it."""
+    """Return the annotations of the parameters.
+
+    Names inside ``Annotated`` are not resolved: they may be imported only for type checkers, so
+    that --help need not import their modules.
+    """
     if isinstance(function, type):
         return get_type_hints(function, include_extras=True)
     return {
@@ -208,7 +212,7 @@ def _provider(annotation: Any) -> Callable[..., Any] | None:
         return annotation
     if get_origin(annotation) is Annotated:
         for mark in get_args(annotation)[1:]:
-            if isinstance(mark, From):
+            if isinstance(mark, Provided):
                 return mark.provider
     return None
 
@@ -217,26 +221,26 @@ def _provider(annotation: Any) -> Callable[..., Any] | None:
 
 
 class NativeCoercion:
-    """Mix-in for commands and groups: prepare the parameters before typer reads them."""
+    """Mix-in for commands and groups: set the converters before typer reads the parameters."""
 
     params: list[Any]
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
-            option.help = "Show the usual options (-h) or all of them (--help), and exit."
-            prepare(option)
+            option.help = "Show the common options (-h) or all of them (--help), and exit."
+            set_converter(option)
         return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         for parameter in self.params:
-            prepare(parameter)
+            set_converter(parameter)
         _refuse_single_dashes(self.params, args, ctx)
         return super().parse_args(ctx, args)  # type: ignore[misc]
 
 
-def _coerce(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
-    """What typer calls to convert a value, in place of its pydantic adapter."""
+def _convert(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
+    """Convert a value for typer, in place of its pydantic adapter."""
     if value is None:
         return () if param.multiple or param.nargs == -1 else None
     try:
@@ -246,9 +250,9 @@ def _coerce(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
 
 
 def _refuse_single_dashes(params: list[Any], args: list[str], ctx: Any) -> None:
-    """Raise `NoSuchOption` for a long option with one dash, as Go's utilities take it.
+    """Raise `NoSuchOption` for a long option with one dash, as Go's utilities accept it.
 
-    ``-topic clicks`` would otherwise be ``-t opic`` and an argument ``clicks``.
+    ``-topic clicks`` would otherwise be parsed as ``-t opic`` and an argument ``clicks``.
     """
     options = {
         name: parameter
@@ -270,31 +274,35 @@ def _refuse_single_dashes(params: list[Any], args: list[str], ctx: Any) -> None:
 
 
 def annotation_of(parameter: Any) -> Any:
-    """The type that ``parameter`` was declared with; None where typer does not tell."""
+    """Return the declared type of ``parameter``, None if typer does not provide it."""
     return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
 
 
-def converter(annotation: Any, *, least: float | None, most: float | None) -> Converter | None:
-    """The function that turns text into ``annotation``; None when typer has to do it."""
+def converter_for(
+    annotation: Any, *, minimum: float | None, maximum: float | None
+) -> Converter | None:
+    """Return the function that converts text to ``annotation``, None if typer has to convert."""
     if get_origin(annotation) is list:
-        each = converter(get_args(annotation)[0], least=least, most=most)
-        return each and (lambda values: [each(value) for value in values])
+        convert = converter_for(get_args(annotation)[0], minimum=minimum, maximum=maximum)
+        return convert and (lambda values: [convert(value) for value in values])
     if annotation in (int, float):
-        return _number(annotation, least, most)
+        return _number(annotation, minimum, maximum)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return _member(annotation)
+        return _enum_member(annotation)
     return _PLAIN.get(annotation)
 
 
-def prepare(parameter: Any) -> None:
-    """Give a parameter its converter, unless typer has made one."""
+def set_converter(parameter: Any) -> None:
+    """Set the converter of a parameter, unless typer has built its adapter."""
     if getattr(parameter, "_runtime_param", parameter) is not None:
         return
     descriptor = parameter.type_descriptor
     info = descriptor.parameter_info
-    convert = info.parser or converter(descriptor.annotation, least=info.min, most=info.max)
+    convert = info.parser or converter_for(
+        descriptor.annotation, minimum=info.min, maximum=info.max
+    )
     if convert is not None:
-        parameter._runtime_param = SimpleNamespace(coerce=partial(_coerce, convert))
+        parameter._runtime_param = SimpleNamespace(coerce=partial(_convert, convert))
 
 
 def _boolean(value: Any) -> bool:
@@ -309,7 +317,9 @@ def _boolean(value: Any) -> bool:
 _PLAIN: dict[Any, Converter] = {str: str, bool: _boolean, Path: Path}
 
 
-def _number(kind: type[int] | type[float], least: float | None, most: float | None) -> Converter:
+def _number(
+    kind: type[int] | type[float], minimum: float | None, maximum: float | None
+) -> Converter:
     def convert(value: Any) -> int | float:
         try:
             number = kind(value)
@@ -318,21 +328,21 @@ def _number(kind: type[int] | type[float], least: float | None, most: float | No
         except ValueError:
             noun = "an integer" if kind is int else "a number"
             raise ValueError(f"{value!r} is not {noun}") from None
-        if least is not None and number < least:
-            raise ValueError(f"{number} is less than {least}")
-        if most is not None and number > most:
-            raise ValueError(f"{number} is more than {most}")
+        if minimum is not None and number < minimum:
+            raise ValueError(f"{number} is less than {minimum}")
+        if maximum is not None and number > maximum:
+            raise ValueError(f"{number} is more than {maximum}")
         return number
 
     return convert
 
 
-def _member(enum: type[Enum]) -> Converter:
+def _enum_member(enum: type[Enum]) -> Converter:
     def convert(value: Any) -> Enum:
         try:
             return enum(value)
         except ValueError:
-            known = ", ".join(str(member.value) for member in enum)
-            raise ValueError(f"{value!r} is not one of {known}") from None
+            choices = ", ".join(str(member.value) for member in enum)
+            raise ValueError(f"{value!r} is not one of {choices}") from None
 
     return convert

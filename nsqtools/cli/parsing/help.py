@@ -1,11 +1,11 @@
 """Help pages: their content as plain data, and their layout in ANSI text.
 
-A page is the same on a terminal and on a pipe, except for the colors. Nothing here imports
-typer: `main` lays out the page of ``nsq --help`` from the registry alone, and `render` is the same
-for the pages that `describe` makes of typer's commands. Their parameters are read by their plain
-attributes (names, help, default, panel) rather than through typer's own help methods, whose wording
-changes between versions. A daemon is a raw command (see `registry`): the server reads its
-arguments, in Go's syntax.
+A page is the same on a terminal and in a pipe, except for the colors. This module does not import
+typer: `main` renders the page of ``nsq --help`` from the registry alone. `render` also renders the
+pages that `describe` builds from typer's commands. It reads plain attributes of the parameters
+(names, help, default, panel) instead of calling typer's help methods, whose wording changes between
+versions. A daemon is a raw command (see `registry`): the server parses its arguments in Go's
+syntax.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 
 INDENT = "  "
-WIDEST_LABEL = 32
+MAX_LABEL_WIDTH = 32
 
 BOLD = "\x1b[1m"
 CYAN = "\x1b[36m"
 RESET = "\x1b[0m"
-WIDEST = 100
+MAX_WIDTH = 100
 
-BRIEF_LINES = 40
-BRIEF_WIDTH = 80
-MOST_LINES = 2  # of an option whose help can be cut
+MAX_BRIEF_LINES = 40
+MAX_BRIEF_WIDTH = 80
+# In brief help, an option that needs more lines loses the part behind its first semicolon.
+MAX_OPTION_LINES = 2
 OPTIONS_PAGE = "nsq-options(7)"
-ADDRESS = "HOST:PORT"  # the word for a value
+ADDRESS = "HOST:PORT"  # the metavar of an address
 CLIENT_OPTIONS = ("consumer_opt", "producer_opt")
+# Options of every command with a connection. Most people set them once, in the configuration file.
+# nsq-options(7) describes them, and the page of a command refers to it.
 CONNECTION_OPTIONS = frozenset(
     {
         *("tls_ca_file", "tls_cert", "tls_key", "tls_insecure", "tls_min_version"),
@@ -47,15 +50,16 @@ CONNECTION_OPTIONS = frozenset(
         *("auth_requires_tls", "lookupd_authorization", "allow_announced"),
     }
 )
-"""Options that every command with a connection takes, and most people set once, in the
-configuration file. nsq-options(7) describes them; the page of a command only refers to it."""
 SEE_CONNECTION_OPTIONS = "Connection options: man nsq-options"
-FOLDED = {"TLS, compression, secret": "--tls, --snappy, ...", "Logging": "-q, -v, --debug, ..."}
-"""Panels that are a line of ``-h``, which names some of their options."""
+# Panels that ``-h`` shows as one line, which names a few of their options.
+FOLDED_PANELS = {
+    "TLS, compression, secret": "--tls, --snappy, ...",
+    "Logging": "-q, -v, --debug, ...",
+}
 
 
 class HelpPage:
-    """A command or group: usage, description, titled lists of rows, examples, reference."""
+    """The help of a command or group. ``sections`` are lists of rows by title."""
 
     def __init__(
         self,
@@ -73,39 +77,39 @@ class HelpPage:
 
 
 def wants_color(environ: Mapping[str, str], *, is_tty: bool) -> bool:
-    """Tell whether to color: a non-empty NO_COLOR wins, then FORCE_COLOR, then the terminal."""
+    """Return whether to color: NO_COLOR takes precedence, then FORCE_COLOR, then the terminal."""
     is_capable = is_tty and environ.get("TERM") != "dumb"
     return not environ.get("NO_COLOR") and (bool(environ.get("FORCE_COLOR")) or is_capable)
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Columns of the terminal that ``stream`` is, and `WIDEST` where it is not a terminal."""
+    """Return the columns of the terminal, `MAX_WIDTH` if ``stream`` is not a terminal."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or WIDEST
+        return os.get_terminal_size(stream.fileno()).columns or MAX_WIDTH
     except OSError:
-        return WIDEST
+        return MAX_WIDTH
 
 
 def root_page() -> HelpPage:
-    """The page of ``nsq --help``."""
+    """Return the page of ``nsq --help``."""
     sections = {panel: rows_of(commands) for panel, commands in PANELS.items()}
     usage = "nsq COMMAND [OPTIONS]"
     return HelpPage(usage, ROOT_HELP, {**sections, "Options": ROOT_OPTIONS}, ROOT_EXAMPLES)
 
 
 def group_page(path: str, group: Group) -> HelpPage:
-    """The page of a group of commands, made from the registry: no command is imported."""
+    """Return the page of a group from the registry, without importing its commands."""
     sections = {"Commands": rows_of(group.commands)}
     return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections, group.examples)
 
 
 def rows_of(commands: Mapping[str, Command | Group]) -> list[Row]:
-    """Each with its help."""
-    return [(name, each.help) for name, each in commands.items()]
+    """Return the names of commands with their help."""
+    return [(name, command.help) for name, command in commands.items()]
 
 
-def rendered_for_stdout(page: HelpPage) -> str:
-    """Lay a page out for this process's stdout, be that a terminal or a pipe."""
+def render_for_stdout(page: HelpPage) -> str:
+    """Render a page for the stdout of this process, a terminal or a pipe."""
     return render(
         page,
         color=wants_color(os.environ, is_tty=sys.stdout.isatty()),
@@ -114,10 +118,10 @@ def rendered_for_stdout(page: HelpPage) -> str:
 
 
 def render(page: HelpPage, *, color: bool, width: int) -> str:
-    """Lay a page out in at most ``width`` columns, and at most 100; it ends with a newline."""
-    width, paint = min(width, WIDEST), _painting(color)
+    """Render a page in at most ``width`` columns, and at most `MAX_WIDTH`."""
+    width, paint = min(width, MAX_WIDTH), _painter(color)
     labels = [label for rows in page.sections.values() for label, _ in rows]
-    label_width = min(max(map(len, labels), default=0), WIDEST_LABEL)
+    label_width = min(max(map(len, labels), default=0), MAX_LABEL_WIDTH)
     lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", "", *_paragraphs(page.description, width)]
     for title, rows in page.sections.items():
         lines += ["", paint(BOLD, f"{title}:")]
@@ -131,55 +135,54 @@ def render(page: HelpPage, *, color: bool, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _painting(color: bool) -> Callable[[str, str], str]:
+def _painter(color: bool) -> Callable[[str, str], str]:
     return lambda style, text: f"{style}{text}{RESET}" if color else text
 
 
-def _row(label: str, text: str, label_width: int, width: int, painted: str) -> list[str]:
-    """A label and its text beside it; a label too long for its column has a line of its own."""
+def _row(label: str, text: str, label_width: int, width: int, colored_label: str) -> list[str]:
+    """Return a label and its text in two columns. A label that is too long has a separate line."""
     margin = " " * (len(INDENT) * 2 + label_width)
-    first, *rest = _wrap(text, width - len(margin)) or [""]
+    first, *others = [margin + line for line in _wrap(text, width - len(margin)) or [""]]
     if len(label) > label_width:
-        return [INDENT + painted, margin + first, *(margin + line for line in rest)]
+        return [INDENT + colored_label, first, *others]
     gap = " " * (label_width - len(label) + len(INDENT))
-    head = (INDENT + painted + gap + first).rstrip()
-    return [head, *(margin + line for line in rest)]
+    return [(INDENT + colored_label + gap + first.removeprefix(margin)).rstrip(), *others]
 
 
 def _examples(page: HelpPage, width: int) -> list[str]:
-    """The command lines; what a backslash continues is one."""
-    whole = "\n".join(page.examples).replace(" \\\n", " ").splitlines()
-    return [line for example in whole for line in _example(example, width)]
+    """Return the lines of the examples, each joined to one command line and wrapped."""
+    commands = "\n".join(page.examples).replace(" \\\n", " ").splitlines()
+    return [line for command in commands for line in _wrap_command(command, width)]
 
 
-def _example(command: str, width: int) -> list[str]:
-    """A command line; what is too wide continues after a backslash, as a shell reads it."""
+def _wrap_command(command: str, width: int) -> list[str]:
+    """Break a command line that is too wide with backslashes, as a shell reads it."""
     lines = [INDENT + command]
     while len(line := lines[-1]) > width:
-        ends = [at for at in range(width - 1) if _may_end(line, at)]
-        if not ends:
+        breaks = [at for at in range(width - 1) if _can_break(line, at)]
+        if not breaks:
             break
-        lines[-1:] = [line[: ends[-1]] + " \\", INDENT * 3 + line[ends[-1] :].lstrip()]
+        lines[-1:] = [line[: breaks[-1]] + " \\", INDENT * 3 + line[breaks[-1] :].lstrip()]
     return lines
 
 
-def _may_end(line: str, at: int) -> bool:
-    """Tell whether an option, a pipe or a redirection begins there, outside of quotes."""
+def _can_break(line: str, at: int) -> bool:
+    """Return whether an option, a pipe or a redirection begins at ``at``, outside of quotes."""
     begins = line[at : at + 2] in (" -", " |", " >") and bool(line[:at].strip())
     return begins and line.count("'", 0, at) % 2 == line.count('"', 0, at) % 2 == 0
 
 
 def _paragraphs(text: str, width: int) -> list[str]:
-    """Wrap paragraphs; lines that are indented stay as they are."""
+    """Wrap paragraphs, except those with indented lines."""
     lines: list[str] = []
     for paragraph in text.strip().split("\n\n"):
-        kept = any(line.startswith(" ") for line in paragraph.splitlines())
-        lines += ["", *(paragraph.splitlines() if kept else _wrap(paragraph, width))]
+        is_literal = any(line.startswith(" ") for line in paragraph.splitlines())
+        lines += ["", *(paragraph.splitlines() if is_literal else _wrap(paragraph, width))]
     return lines[1:]
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break text into lines at spaces. (The textwrap module would load re and double the cost.)"""
+    """Break text into lines at spaces. The textwrap module would load re and double the time."""
     lines: list[str] = []
     for word in text.split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:
@@ -195,17 +198,17 @@ EXAMPLES = "Examples:"
 
 
 def describe(command: TyperCommand, ctx: Any) -> HelpPage:
-    """The help page of ``command``, whose docstring ends with a block of examples."""
+    """Return the help page of ``command``, whose docstring ends with a block of examples."""
     from inspect import cleandoc
 
     description, _, examples = cleandoc(command.help or "").partition(EXAMPLES)
     sections: dict[str, list[Row]] = {}
     usage = [ctx.command_path, "[OPTIONS]"]
     parameters: list[Any] = command.get_params(ctx)
-    shown = [each for each in parameters if each.name not in CONNECTION_OPTIONS]
-    reference = SEE_CONNECTION_OPTIONS if len(shown) < len(parameters) else ""
-    for parameter in shown:
-        row = (label(parameter), _text(parameter))
+    listed = [option for option in parameters if option.name not in CONNECTION_OPTIONS]
+    reference = SEE_CONNECTION_OPTIONS if len(listed) < len(parameters) else ""
+    for parameter in listed:
+        row = (label(parameter), _help_text(parameter))
         if parameter.param_type_name == "argument":
             usage.append(row[0])
             sections.setdefault("Arguments", []).append(row)
@@ -216,7 +219,7 @@ def describe(command: TyperCommand, ctx: Any) -> HelpPage:
 
 
 def label(parameter: Any) -> str:
-    """The parameter as it is typed: ``-t, --topic TOPIC``, ``--tls / --no-tls``, ``[TEXT...]``."""
+    """Format a parameter: ``-t, --topic TOPIC``, ``--tls / --no-tls``, ``[TEXT...]``."""
     if parameter.param_type_name == "argument":
         word = metavar(parameter) + ("..." if parameter.nargs == -1 else "")
         return word if parameter.required else f"[{word}]"
@@ -227,15 +230,16 @@ def label(parameter: Any) -> str:
 
 
 def metavar(parameter: Any) -> str:
-    """The word for the value, or the few values there are."""
+    """Return the metavar of a parameter, or its choices."""
     return str(parameter.metavar or "|".join(choices(parameter)) or parameter.name.upper())
 
 
 def choices(parameter: Any) -> tuple[str, ...]:
-    """The values that an enum allows; none for any other type."""
+    """Return the values of an enum parameter, nothing for another type."""
     from enum import Enum
 
-    from nsqtools.cli.parsing.binding import annotation_of  # imports typer
+    # This module imports typer.
+    from nsqtools.cli.parsing.binding import annotation_of
 
     kind = annotation_of(parameter)
     members = kind if isinstance(kind, type) and issubclass(kind, Enum) else ()
@@ -243,53 +247,54 @@ def choices(parameter: Any) -> tuple[str, ...]:
 
 
 def render_brief(command: TyperCommand, ctx: Any, *, color: bool, width: int) -> str:
-    """What most people need, in at most `BRIEF_LINES` lines: examples, then options.
+    """Render the page of ``-h``: examples, then options, in at most `MAX_BRIEF_LINES` lines.
 
-    Options come in the order of the page: as many as fit, first of all the required ones and those
-    of the examples, then addresses and those that have a letter. Those in `FOLDED` are a line each.
+    The options that fit are shown in the order of the full page. Required options and options of
+    the examples have priority, then addresses and options with a letter. Each panel in
+    `FOLDED_PANELS` is one line.
     """
-    page, width, paint = describe(command, ctx), min(width, BRIEF_WIDTH), _painting(color)
-    used = {word.partition("=")[0] for example in page.examples for word in example.split()}
+    page, width, paint = describe(command, ctx), min(width, MAX_BRIEF_WIDTH), _painter(color)
+    in_examples = {word.partition("=")[0] for example in page.examples for word in example.split()}
     ranked: list[tuple[int, int, Row]] = []
     folded: dict[str, Row] = {}
     parameters: list[Any] = command.get_params(ctx)
-    for place, each in enumerate(parameters):
-        if each.name in CLIENT_OPTIONS:
-            folded[each.name] = (label(each), f"Options of the client: {OPTIONS_PAGE}.")
-        elif each.rich_help_panel in FOLDED:
-            names = FOLDED[each.rich_help_panel]
-            folded[each.rich_help_panel] = (names, f"{each.rich_help_panel}: {OPTIONS_PAGE}.")
-        elif not each.hidden and each.name != "help" and each.name not in CONNECTION_OPTIONS:
-            is_usual = any(len(name) == 2 for name in each.opts) or each.metavar == ADDRESS
-            is_argument = each.param_type_name == "argument"
-            is_needed = is_argument or each.required or used.intersection(each.opts)
-            rank = 0 if is_needed else 1 if is_usual else 2
-            ranked.append((rank, place, (label(each), _first_sentence(each))))
+    for index, option in enumerate(parameters):
+        panel = option.rich_help_panel
+        if option.name in CLIENT_OPTIONS:
+            folded[option.name] = (label(option), f"Options of the client: {OPTIONS_PAGE}.")
+        elif panel in FOLDED_PANELS:
+            folded[panel] = (FOLDED_PANELS[panel], f"{panel}: {OPTIONS_PAGE}.")
+        elif not option.hidden and option.name != "help" and option.name not in CONNECTION_OPTIONS:
+            is_common = any(len(name) == 2 for name in option.opts) or option.metavar == ADDRESS
+            is_argument = option.param_type_name == "argument"
+            is_needed = is_argument or option.required or in_examples.intersection(option.opts)
+            rank = 0 if is_needed else 1 if is_common else 2
+            ranked.append((rank, index, (label(option), _first_sentence(option))))
 
     lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", ""]
     lines += _wrap(page.description.partition("\n\n")[0], width)
     lines += ["", paint(BOLD, "Examples:"), *_examples(page, width), "", paint(BOLD, "Options:")]
-    label_width = min(max((len(row[0]) for _, _, row in ranked), default=0), WIDEST_LABEL)
+    label_width = min(max((len(row[0]) for _, _, row in ranked), default=0), MAX_LABEL_WIDTH)
 
-    def laid_out(row: Row) -> list[str]:
+    def format_row(row: Row) -> list[str]:
         name, text = row
         lines = _row(name, text, label_width, width, paint(CYAN, name))
-        if len(lines) > MOST_LINES and "; " in text:
+        if len(lines) > MAX_OPTION_LINES and "; " in text:
             text = text.partition("; ")[0]
             text += "]" if "[" in text else "."
             lines = _row(name, text, label_width, width, paint(CYAN, name))
         return lines
 
-    last = [line for row in folded.values() for line in laid_out(row)]
-    last += ["", "--help: all options"]
-    shown: dict[int, list[str]] = {}
-    room = BRIEF_LINES - len(lines) - len(last)
-    for _, place, row in sorted(ranked):
-        if len(found := laid_out(row)) <= room:
-            shown[place] = found
-            room -= len(found)
-    lines += [line for place in sorted(shown) for line in shown[place]]
-    return "\n".join([*lines, *last]) + "\n"
+    footer = [line for row in folded.values() for line in format_row(row)]
+    footer += ["", "--help: all options"]
+    rows: dict[int, list[str]] = {}
+    room = MAX_BRIEF_LINES - len(lines) - len(footer)
+    for _, index, row in sorted(ranked):
+        if len(row_lines := format_row(row)) <= room:
+            rows[index] = row_lines
+            room -= len(row_lines)
+    lines += [line for index in sorted(rows) for line in rows[index]]
+    return "\n".join([*lines, *footer]) + "\n"
 
 
 def _first_sentence(parameter: Any) -> str:
@@ -299,24 +304,25 @@ def _first_sentence(parameter: Any) -> str:
 
 
 def notes(parameter: Any) -> list[str]:
-    """What follows the help of a parameter in brackets."""
-    noted = []
+    """Return the notes in brackets behind the help of a parameter."""
+    texts = []
     if parameter.envvar:
-        noted.append(f"env: {parameter.envvar}")
-    if isinstance(parameter.show_default, str):  # said by the command: its default is None
-        noted.append(f"default: {parameter.show_default}")
+        texts.append(f"env: {parameter.envvar}")
+    # A command states the default as text if the value is None.
+    if isinstance(parameter.show_default, str):
+        texts.append(f"default: {parameter.show_default}")
     elif parameter.default not in (None, False, "", 0, []) and parameter.show_default:
-        noted.append(f"default: {_plain(parameter.default)}")
+        texts.append(f"default: {_plain(parameter.default)}")
     if parameter.required:
-        noted.append("required")
+        texts.append("required")
     if getattr(parameter, "multiple", False):
-        noted.append("repeatable")
-    return noted
+        texts.append("repeatable")
+    return texts
 
 
-def _text(parameter: Any) -> str:
-    text, noted = parameter.help or "", notes(parameter)
-    return f"{text} [{'; '.join(noted)}]" if noted else text
+def _help_text(parameter: Any) -> str:
+    text, texts = parameter.help or "", notes(parameter)
+    return f"{text} [{'; '.join(texts)}]" if texts else text
 
 
 def _plain(value: Any) -> str:
@@ -326,16 +332,16 @@ def _plain(value: Any) -> str:
 
 
 SYNTAX = (
-    "The flags are those of the real one, with one dash or two. A bool takes its value after an "
+    "The flags are those of the Go program, with one dash or two. A bool takes its value after an "
     "equals sign: -verbose=false. SIGINT and SIGTERM end it, with everything on disk."
 )
 
 
 def daemon_page(program: str, summary: str, flags: Mapping[str, Flag]) -> HelpPage:
-    """The page of ``nsq PROGRAM --help``; ``-help`` prints Go's own."""
+    """Return the page of ``nsq PROGRAM --help``; ``-help`` prints the format of Go."""
     from nsqtools.server.go_flags import entries
 
-    # a help that names the host name tells the default itself, and that differs between machines
+    # The default of a flag for the host name differs between machines, and its help states it.
     rows = [
         (head, flag.help if "hostname" in flag.help else text)
         for flag, (head, text) in zip(flags.values(), entries(flags), strict=True)

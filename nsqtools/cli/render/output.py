@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 from nsqtools.cli.options.params import OUTPUT, Json
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import escape_json, escape_line, escape_text
@@ -191,7 +191,7 @@ def listing_form(
     return Form(FormKind.json if json else output, tuple(filter(None, names)))
 
 
-ListingForm = Annotated[Form, From(listing_form)]
+ListingForm = Annotated[Form, Provided(listing_form)]
 
 
 GAP = 2  # between the columns

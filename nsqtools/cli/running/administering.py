@@ -1,8 +1,8 @@
-"""Changes of topics and channels, and what the commands for both have in common.
+"""Common parts of the commands that list and change topics and channels.
 
-``depth`` is what nsqd calls it, in every command: the messages that wait in one queue. ``waiting``
-is the depth of a topic and of all its channels together. Each change is a plan that is shown,
-confirmed, carried out and reported in the same way.
+As in nsqd, ``depth`` counts the pending messages of one queue. ``waiting`` is the depth of a topic
+and of all its channels together. Each change is a plan that is shown, confirmed, carried out and
+reported in the same way.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)
 
 
 class ClusterListing(OptionSet):
-    """Of which cluster something is listed, and how."""
+    """The cluster and the output format of a listing."""
 
     form: ListingForm
     cluster: ClusterConnection
     runtime: Session
 
     def open(self, columns: Sequence[str]) -> Cluster:
-        """The cluster. Raises `ConfigurationError`, first of all for a wrong column."""
+        """Open the cluster. Raises `ConfigurationError`, first for unknown columns."""
         self.form.check(columns)
         return self.cluster.open()
 
     def write(
         self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], optional: Sequence[str]
     ) -> None:
-        """Print rows, as `write_listing` does."""
+        """Print rows with `write_listing`."""
         write_listing(self.runtime, columns, rows, self.form, optional=optional)
 
     def write_records(
@@ -53,24 +53,26 @@ class ClusterListing(OptionSet):
         documents: Sequence[Mapping[str, Any]],
         optional: Sequence[str] = (),
     ) -> None:
-        """Print documents, or some of their fields as rows."""
+        """Print documents as JSON, or the chosen fields as rows."""
         write_records(self.runtime, columns, documents, self.form, optional=optional)
 
 
-def chosen_topics(inventory: Inventory, patterns: Sequence[str] | None) -> list[str]:
-    """The topics that match, or all. Raises `NotFoundError`."""
+def select_topics(inventory: Inventory, patterns: Sequence[str] | None) -> list[str]:
+    """Return the matching topics, or all. Raises `NotFoundError`."""
     from nsqtools.cluster.topics import select_names
 
-    known = inventory.topics
-    return select_names("topic", patterns, known, inventory.failures) if patterns else sorted(known)
+    topics = inventory.topics
+    if not patterns:
+        return sorted(topics)
+    return select_names("topic", patterns, topics, inventory.failures)
 
 
 def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
-    """A queue of one nsqd in the columns of `nsq stat`; a topic has neither channel nor clients."""
+    """Return a queue of one nsqd in columns of `nsq stat`. Some are empty for a topic."""
     from nsqtools.cluster.stats_documents import COLUMNS
 
-    has_none = () if row.channel else ("channel", "in_flight", "clients")
-    return [None if name in has_none else COLUMNS[name](row) for name in columns]
+    empty = () if row.channel else ("channel", "in_flight", "clients")
+    return [None if name in empty else COLUMNS[name](row) for name in columns]
 
 
 TopicGlobs = Annotated[list[str], Argument(metavar="TOPIC", help=GLOBS)]
@@ -81,16 +83,17 @@ ChannelGlobs = Annotated[list[str], Argument(metavar="CHANNEL", help=GLOBS)]
 NewChannels = Annotated[list[str], Argument(metavar="CHANNEL", help="Names.")]
 OneChannel = Annotated[str, Argument(metavar="CHANNEL", help="Name of the channel.")]
 
-CHANGE_TIMEOUT_S = 5.0  # nsqd deletes files before it answers
+# Longer than for queries, because nsqd deletes files before it answers.
+CHANGE_TIMEOUT_S = 5.0
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
 class Changing(ClusterListing):
-    """Of which cluster something is changed, and how that is shown."""
+    """The cluster of a change, and the output format of its report."""
 
     dry_run: DryRun = False
 
-    def make(
+    def execute(
         self,
         action: str,
         topics: Sequence[str],
@@ -99,7 +102,7 @@ class Changing(ClusterListing):
         yes: bool = False,
         with_channels: bool = False,
     ) -> int:
-        """Plan a change of topics, or of some of their channels, and carry it out."""
+        """Plan a change of topics, or of the given channels, and carry it out."""
         from nsqtools.cluster.admin import Action, plan_channels, plan_topics
 
         kind = Action(action)
@@ -113,7 +116,7 @@ class Changing(ClusterListing):
             return self.carry_out(cluster, plan, yes=yes)
 
     def carry_out(self, cluster: Cluster, plan: AdminPlan, *, yes: bool) -> int:
-        """Show the plan, ask when it destroys something, apply it, and tell how it ended."""
+        """Show the plan, ask if it is destructive, apply it, and report the result."""
         from nsqtools.cluster.admin import apply, unwell_nsqds
 
         form, runtime = self.form, self.runtime
@@ -123,59 +126,59 @@ class Changing(ClusterListing):
             runtime.info(f"nsq: {note}")
         partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
         if self.dry_run:
-            write_records(runtime, COLUMNS, list(map(document, plan.steps)), form)
+            write_records(runtime, COLUMNS, list(map(change_document, plan.steps)), form)
             return report_unreachable(unwell_nsqds(cluster, plan.steps), runtime) or partly
-        if plan.is_destructive and not runtime.confirm(lines(plan.steps), "Go on?", yes=yes):
+        if plan.is_destructive and not runtime.confirm(format_plan(plan.steps), "Go on?", yes=yes):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
         if form.kind is not None:
             documents = [
-                {**document(step), "done": error is None, "error": error and str(error)}
+                {**change_document(step), "done": error is None, "error": error and str(error)}
                 for step, error in outcomes
             ]
             write_records(runtime, (*COLUMNS, "error"), documents, form)
-        return report(outcomes, runtime, otherwise=partly)
+        return report_changes(outcomes, runtime, otherwise=partly)
 
 
-def report(
+def report_changes(
     outcomes: Iterable[StepResult], runtime: Runtime, *, otherwise: ExitStatus
 ) -> ExitStatus:
-    """Tell what was done and what failed, node by node; return the exit status."""
+    """Report the changes that were made, and each failure; return the exit status."""
     done = [step for step, error in outcomes if not error]
     failed = [(step, error) for step, error in outcomes if error]
     for step, error in failed:
         runtime.report_failure(error, f"{step.text} failed: {error}")
-    for line in summary(done):
+    for line in summarize_changes(done):
         runtime.info(f"nsq: {line}")
     if failed:
         return ExitStatus.PARTLY_DONE if done else status_of(failed[0][1])
     return otherwise
 
 
-def summary(steps: Iterable[Step]) -> list[str]:
-    """What was done, a line for each topic or channel."""
-    where: dict[str, list[str]] = {}
+def summarize_changes(steps: Iterable[Step]) -> list[str]:
+    """Return a line for each change, with the number of daemons on which it was made."""
+    by_change: dict[str, list[str]] = {}
     for step in steps:
-        where.setdefault(step.text, []).append(step.daemon)
+        by_change.setdefault(step.text, []).append(step.daemon)
     return [
-        f"{what}: done on "
+        f"{change}: done on "
         + " and ".join(f"{daemons.count(kind)} {kind}" for kind in dict.fromkeys(daemons))
-        for what, daemons in where.items()
+        for change, daemons in by_change.items()
     ]
 
 
-def lines(steps: Iterable[Step]) -> list[str]:
-    """The plan for people: what goes where, what is lost, and who is connected."""
-    shown = []
+def format_plan(steps: Iterable[Step]) -> list[str]:
+    """Return the plan as lines, with the messages that are lost and the connected clients."""
+    plan = []
     for step in steps:
-        lost = f", {step.messages} messages are lost" if step.messages else ""
-        shown.append(f"{step.text} on {step.daemon} {step.address}{lost}")
-        shown += [f"    connected, may create it again: {client}" for client in step.clients]
-    return shown
+        loss = f", {step.messages} messages are lost" if step.messages else ""
+        plan.append(f"{step.text} on {step.daemon} {step.address}{loss}")
+        plan += [f"    connected, may create it again: {client}" for client in step.clients]
+    return plan
 
 
-def document(step: Step) -> ChangeDocument:
-    """A step as JSON."""
+def change_document(step: Step) -> ChangeDocument:
+    """Return a step as JSON."""
     return {
         "daemon": step.daemon,
         "address": step.address,

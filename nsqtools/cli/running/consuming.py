@@ -1,7 +1,7 @@
-"""What commands that consume have in common: what, how long, and how it is watched.
+"""Common parts of commands that consume: topics, limits and supervision.
 
 A command declares ``consuming: Consuming``, or `StopLimits` alone. `ChannelWatch` asks nsqd about
-the channel; `ConnectionNotice` shows on a terminal which nsqd the messages come from.
+the channel. `ConnectionNotice` shows on a terminal from which nsqd the messages come.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from nsqtools.cluster.topics import ConsumedTopics
     from nsqtools.tail.tail import RunLimits, Tail
 
-EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
+# A connected channel without a message for this long is empty.
+EMPTY_AFTER_S = 2.0
 
+# For this long after the start of a command, a new nsqd of a topic is discovered within seconds
+# instead of the poll interval. Consumers ask nsqlookupd at most every 5 seconds.
 FAST_DISCOVERY_S = 60.0
-"""A topic that grows onto another nsqd is found within seconds, as long as the command has just
-begun to look: consumers ask nsqlookupd at most every 5 seconds."""
 
 Create = Annotated[
     bool, opt("--create", "Subscribe even if the topic does not exist, which creates it.", SAFETY)
@@ -45,7 +46,7 @@ Create = Annotated[
 
 
 class StopLimits(OptionSet):
-    """When to stop; without any limit, never."""
+    """When to stop consuming. Without a limit the command runs until it is stopped."""
 
     count: Count = None
     until_empty: bool = opt("", "Stop when the channel is empty.", LIMITS)
@@ -53,7 +54,7 @@ class StopLimits(OptionSet):
     for_: For = None
 
     def run_limits(self) -> RunLimits:
-        """The same, as those who consume take it."""
+        """Return the limits as `RunLimits`."""
         from nsqtools.tail.tail import RunLimits
 
         idle_s = self.exit_idle
@@ -63,7 +64,7 @@ class StopLimits(OptionSet):
 
 
 class Consuming(OptionSet):
-    """What to consume, until when, and how it is watched. Raises `ConfigurationError`."""
+    """Topics to consume, limits, and supervision. Raises `ConfigurationError`."""
 
     topic: OptionalTopics = None
     topic_pattern: str | None = opt("REGEX", "Also every topic, now and later, whose name matches.")
@@ -88,10 +89,10 @@ class Consuming(OptionSet):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Each topic that was named, once."""
+        """The topics of ``--topic``, without repetitions."""
         return tuple(dict.fromkeys(self.topic or ()))
 
-    def consumed(
+    def find_topics(
         self,
         connection: ConnectionSettings,
         *,
@@ -99,7 +100,7 @@ class Consuming(OptionSet):
         leave_out: Iterable[str] = (),
         forgets_deleted: bool = False,
     ) -> ConsumedTopics:
-        """Return the topics to consume now and later; the parameters are those of the class."""
+        """Return the topics to consume now and later. The parameters are those of the class."""
         from nsqtools.cluster.topics import ConsumedTopics
 
         return ConsumedTopics(
@@ -113,7 +114,7 @@ class Consuming(OptionSet):
         )
 
     @contextmanager
-    def watched(
+    def supervise(
         self,
         runtime: Runtime,
         stop: Callable[[], object],
@@ -123,9 +124,9 @@ class Consuming(OptionSet):
         channel: ChannelWatch,
         count_done: Callable[[], int],
     ) -> Iterator[RunStatus]:
-        """Inside, signals call ``stop``, and the run is watched as the options say.
+        """Call ``stop`` on signals, and supervise the run by the options.
 
-        ``channel`` reports why no message arrives; ``count_done`` counts those that did.
+        ``channel`` reports why no message arrives. ``count_done`` counts the messages so far.
         """
         from nsqtools.cli.running.service import service
 
@@ -147,21 +148,21 @@ class Consuming(OptionSet):
 
 
 class RunStatus(NamedTuple):
-    """A run that says how far it is: on a terminal, to systemd, and over HTTP."""
+    """The progress of a run, shown on a terminal, to systemd, and over HTTP."""
 
     progress: Progress
     service: Service
     signals: StopSignals
 
     def tick(self, text: Callable[[], str]) -> None:
-        """A turn was taken, and this is how far it is."""
+        """Report an iteration of the working loop; ``text`` returns the progress line."""
         self.service.ready()
         self.service.alive()
         self.progress.show(text)
 
 
 class ConnectionNotice:
-    """Prints which nsqd messages come from, whenever that changes; call it with each tick."""
+    """Print each change of the connected nsqd. Call it with each tick of a `Tail`."""
 
     def __init__(self, runtime: Runtime, channel: str) -> None:
         self._runtime = runtime
@@ -170,7 +171,7 @@ class ConnectionNotice:
         self._printed: dict[str, set[str]] = {}
 
     def __call__(self, tail: Tail) -> None:
-        """Print the changes, and have new nsqd discovered soon after the start."""
+        """Print the changes. During `FAST_DISCOVERY_S` ask nsqlookupd more often."""
         if self._runtime.monotonic() - self._began_s < FAST_DISCOVERY_S:
             tail.look_up_soon()
         for topic, addresses in tail.connections.items():

@@ -87,7 +87,7 @@ class ForwardOptions(Consuming):
         # A pattern must not match the topic of the dead letters, which would feed themselves.
         dead_letters = filter(None, [self.dead_letter_topic])
         return ForwardSettings(
-            self.consumed(self.connection, check=check, leave_out=dead_letters),
+            self.find_topics(self.connection, check=check, leave_out=dead_letters),
             channel,
             self.connection.client_options(**defaults),
             keep=self.keep,
@@ -128,7 +128,7 @@ class ForwardOptions(Consuming):
             ),
         )
         counters, dispatcher = forwarder.counters, forwarder.dispatcher
-        with self.watched(
+        with self.supervise(
             runtime,
             forwarder.stop,
             metrics=lambda: counters.metrics(dispatcher.held, dispatcher.is_failing),

@@ -1,24 +1,24 @@
-"""What a command knows of the world, and how its run ends: streams, exit statuses, signals, errors.
+"""Streams, signals, errors and exit statuses of a command.
 
-`Runtime` is built once per run by `Runtime.of_process` and handed down; tests build their own with
-buffers and a clock they move. A command that declares ``runtime: Session`` also gets the options
-that every command has: how much to log, and in what form.
+`Runtime` is built once per run by `Runtime.of_process` and passed down. Tests build their own, with
+buffers and a clock. A command that declares ``runtime: Session`` also gets the options of every
+command: log level, log format, color.
 
-Nothing is kept back: `Runtime.write` returns when the bytes are with the system, so a message may
-be FINished right after it. A reader that went away is `ReaderGone`, which ends the program quietly
-with status 141.
+stdout has no buffer: `Runtime.write` returns when the operating system has the bytes, so a message
+may be finished right after it. If the reader closed the pipe, `ReaderGone` ends the program
+silently with status 141.
 
-A command that runs until it is stopped runs inside `stop_on_signals`. The first INT or TERM asks
-it to stop, which drains messages in flight; the second exits immediately. The exit status shows
-which signal it was: 130 or 143.
+A long-running command runs inside `stop_on_signals`. The first INT or TERM asks it to stop, which
+drains messages in flight. The second exits immediately. The exit status shows the signal: 130 or
+143.
 
     with stop_on_signals(consumer.stop) as signals:
         for message in consumer: ...
     return signals.status(otherwise=ExitStatus.DONE)
 
-Our own errors bring a category, which picks the status (the parser's usage errors are among them,
-see `app`). Everything else is a bug and is reported as one, except what the operating system could
-not do. Commands never print errors themselves.
+Our own errors have a category that determines the status; usage errors of the parser are converted
+to them (see `app`). Errors of the operating system are reported as such. Any other exception is
+reported as a bug. Commands never print errors themselves.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from typing import Annotated, TextIO
 
 from typer import Context
 
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_color
 from nsqtools.errors import ConfigurationError, NsqError, OutputError, is_limit
 from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback, utc_text
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SIGNAL_DEBOUNCE_S = (
-    0.2  # timeout(1) sends a signal to the process, and at once to its process group as well
-)
+# timeout(1) sends a signal to the process and immediately to its process group, which is one
+# request to stop. A user cannot press Ctrl-C twice in this time.
+SIGNAL_DEBOUNCE_S = 0.2
 
 
 class ExitStatus(IntEnum):
-    """What a script learns from ``$?``; ``meaning`` is its line in the manual.
+    """Exit statuses; ``meaning`` is the line in the manual.
 
-    Those of errors have the names of the errors' categories.
+    A status of errors has the name of their category.
     """
 
     meaning: str
@@ -77,43 +77,44 @@ class ExitStatus(IntEnum):
         7,
         "a limit was not reached, such as `-n 10 --for 1m` that saw four messages",
     )
-    INTERRUPTED = 130, "interrupted (SIGINT), after draining; a second signal exits at once"
-    READER_GONE = 141, "the reader of the output went away"
-    TERMINATED = 143, "terminated (SIGTERM), after draining; a second signal exits at once"
+    INTERRUPTED = 130, "interrupted (SIGINT), after draining; a second signal exits immediately"
+    READER_GONE = 141, "the reader of the output closed it"
+    TERMINATED = 143, "terminated (SIGTERM), after draining; a second signal exits immediately"
 
 
-# What commands import that is not in the base installation, and which extra brings it.
+# Modules that are not in the base installation, with the extra that installs them.
 EXTRA_OF = {"deltalake": "delta", "pyarrow": "parquet", "pycurl": "http", "textual": "top"}
 EXTRA_OF |= dict.fromkeys(("ddsketch", "httptools"), "server")
 EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
 EXTRA_OF |= dict.fromkeys(("cryptography", "jwt", "re2"), "authd")
 
-# our errors name the address in their message
+# Our errors contain the address in their message.
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
 DEFAULT_ADDRESS = re.compile(r"cannot connect to (https?://)?127\.0\.0\.1:415[01]\b")
-NOTHING_RUNS = (
+NO_NSQD_HINT = (
     "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
     "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
 )
 
-# -- data ---------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------
 
 
 class ReaderGone(OutputError, BrokenPipeError):
-    """The program that read our output closed it; what was not written is not handled."""
+    """The program that read our output closed it. Unwritten messages are not finished."""
 
 
 def write_whole(descriptor: int, data: bytes, name: str = "stdout") -> None:
-    """Write all of ``data``, without a buffer; it is with the system when this returns.
+    """Write all of ``data`` without a buffer.
 
-    Raises `ReaderGone` when the reader closed its end, else `OutputError`.
+    Raises `ReaderGone` if the reader closed its end, else `OutputError`.
     """
-    rest = memoryview(data)
-    while rest:
+    unwritten = memoryview(data)
+    while unwritten:
         try:
-            rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # another program made the pipe or terminal that we share so
+            unwritten = unwritten[os.write(descriptor, unwritten) :]
+        except BlockingIOError:
+            # Another program made the shared pipe or terminal non-blocking.
             from select import select
 
             select([], [descriptor], [])
@@ -127,53 +128,57 @@ def write_whole(descriptor: int, data: bytes, name: str = "stdout") -> None:
 
 
 class StopSignals:
-    """The signals that arrived; ``received`` is the first one's number, or None.
+    """A signal handler that stops at the first signal, and exits at the second.
 
-    That one is what ``begin`` gets, in the handler.
+    ``received`` is the number of the first signal, None before. ``on_first`` is called with it, and
+    ``on_second`` without arguments before the exit, both in the handler.
     """
 
-    def __init__(self, begin: Callable[[int], object], at_once: Callable[[], object] | None = None):
-        self._begin = begin
-        self._at_once = at_once
+    def __init__(
+        self, on_first: Callable[[int], object], on_second: Callable[[], object] | None = None
+    ):
+        self._on_first = on_first
+        self._on_second = on_second
         self._received_at = 0.0
         self.received: int | None = None
 
     def status(self, *, otherwise: int = 0) -> int:
-        """128 and the number of the signal that stopped the command, else ``otherwise``."""
+        """Return 128 plus the number of the signal that stopped the command, else ``otherwise``."""
         return otherwise if self.received is None else 128 + self.received
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handle a signal; the parameters are those of `signal.signal`."""
         if self.received is not None:
-            if time.monotonic() - self._received_at < SIGNAL_DEBOUNCE_S:  # it is the same one
+            # The same request, sent to the process and to its group.
+            if time.monotonic() - self._received_at < SIGNAL_DEBOUNCE_S:
                 return
-            if self._at_once is not None:
-                self._at_once()
+            if self._on_second is not None:
+                self._on_second()
             os._exit(128 + number)
         self._received_at, self.received = time.monotonic(), number
-        self._begin(number)
+        self._on_first(number)
 
 
 @contextmanager
 def stop_on_signals(
     stop: Callable[[], object],
     *,
-    at_once: Callable[[], object] | None = None,
-    also: Iterable[signal.Signals] = (),
+    on_second: Callable[[], object] | None = None,
+    additional: Iterable[signal.Signals] = (),
 ) -> Iterator[StopSignals]:
-    """Inside, the first INT or TERM calls ``stop`` (on another thread), the second exits at once.
+    """Call ``stop`` on another thread at the first INT or TERM, and exit at the second.
 
-    ``at_once`` is called before that exit, in the handler; ``also`` are more signals. Used on the
-    main thread; the previous handlers are restored at the end.
+    ``on_second`` is called in the handler before that exit. ``additional`` signals act like INT.
+    Use it on the main thread. The previous handlers are restored at the end.
     """
 
-    def begin(_: int) -> None:
-        # on a thread of its own, for the code that was interrupted may hold the lock that `stop`
-        # takes: called from here, it would wait for itself
+    def start_stop(_: int) -> None:
+        # The interrupted code may hold a lock that `stop` takes. In the handler `stop` would wait
+        # for the code that it interrupts.
         threading.Thread(target=stop, name="stop", daemon=True).start()
 
-    signals = StopSignals(begin, at_once)
-    with signal_handlers((*SIGNALS, *also), signals.handle):
+    signals = StopSignals(start_stop, on_second)
+    with signal_handlers((*SIGNALS, *additional), signals.handle):
         yield signals
 
 
@@ -181,27 +186,29 @@ def stop_on_signals(
 def signal_handlers(
     numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
-    """Inside, ``handle`` gets these signals."""
-    before = {number: signal.signal(number, handle) for number in numbers}
+    """Handle these signals with ``handle``; restore the previous handlers at the end."""
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _leave(number: int) -> None:
+def _raise_exit(number: int) -> None:
     raise SystemExit(128 + number)
 
 
 @contextmanager
-def exit_on_signals(leave: Callable[[int], object] = _leave) -> Iterator[None]:
-    """Inside, the first INT, TERM or HUP leaves by ``SystemExit``, so that all is cleaned up on the
-    way; the second exits at once. HUP is ignored still where nohup had it so. ``leave`` gets the
-    number of the first, in the handler, and need not raise."""
+def exit_on_signals(on_first: Callable[[int], object] = _raise_exit) -> Iterator[None]:
+    """Raise ``SystemExit`` at the first INT, TERM or HUP, and exit immediately at the second.
+
+    The exception lets the command clean up. HUP stays ignored under nohup. Another ``on_first`` is
+    called in the handler with the number of the first signal, and need not raise.
+    """
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with signal_handlers(
-        SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), StopSignals(leave).handle
+        SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), StopSignals(on_first).handle
     ):
         yield
 
@@ -210,9 +217,9 @@ def exit_on_signals(leave: Callable[[int], object] = _leave) -> Iterator[None]:
 def background_thread(
     name: str, work: Callable[[threading.Event], object], wait_s: float | None = None
 ) -> Iterator[None]:
-    """Inside, ``work`` goes on in a thread, until the event that it gets is set.
+    """Run ``work`` in a thread. It gets an event that is set at the end of the block.
 
-    At the end that thread is waited for, but for ``wait_s`` at most.
+    The end of the block waits for the thread, at most ``wait_s``.
     """
     ended = threading.Event()
     thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
@@ -235,10 +242,10 @@ def report_error(
     json: bool = False,
     status: int | None = None,
 ) -> int:
-    """Write the line that says what is wrong, and the hint if there is one; return the status.
+    """Write the error in one line, and its hint if any; return the exit status.
 
-    With ``json`` that is an `error_document` on one line. ``debug`` adds the traceback. ``status``
-    takes the place of that of the error.
+    With ``json`` the line is an `error_document`. ``debug`` adds the traceback. ``status``
+    overrides the status of the error.
     """
     if status is None:
         status = status_of(error)
@@ -256,15 +263,14 @@ def report_error(
 
 
 def write_stderr(stderr: TextIO, text: str) -> None:
-    """That stderr takes nothing (a full disk, a terminal that is gone) ends no work, and changes no
-    status."""
+    """Write to stderr, ignoring errors: a full disk or a closed terminal must not end the work."""
     with suppress(OSError):
         stderr.write(text)
         stderr.flush()
 
 
 def status_of(error: Exception | None) -> ExitStatus:
-    """The exit status of ``error``; FAILED where the reason is not known."""
+    """Return the exit status of ``error``, FAILED for other exceptions than ours."""
     if isinstance(error, NsqError):
         return ExitStatus[error.category.upper()]
     return ExitStatus.FAILED
@@ -273,48 +279,48 @@ def status_of(error: Exception | None) -> ExitStatus:
 def status_of_work(
     error: Exception | None = None, *, is_whole: bool, is_anything_done: bool
 ) -> ExitStatus:
-    """The exit status of work that may have ended in part; the rule of status 6.
+    """Return the exit status of work that may be partly done; the rule of status 6.
 
-    0 when everything was done, 6 when something was and something was not, and the status of the
-    error when nothing was done at all. Damage that was skipped is work that was done in part.
+    It is 0 for complete work, 6 for partly done work, and the status of the error if nothing was
+    done. Work that skipped damage is partly done.
     """
     if is_whole:
         return ExitStatus.DONE
     return ExitStatus.PARTLY_DONE if is_anything_done else status_of(error)
 
 
-OUR_BUG = "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints."
+BUG_HINT = "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints."
 
 
 def explain(error: Exception) -> tuple[str, str]:
-    """What to say about ``error``, and what to advise."""
+    """Return the message and the hint for an error."""
     if isinstance(error, NsqError):
         message = str(error)
-        # where nothing answers at the address of nsqd by default, most likely nothing runs
-        is_nothing_there = error.category == "connect" and DEFAULT_ADDRESS.search(message)
-        return message, NOTHING_RUNS if is_nothing_there else error.hint
+        # If nothing answers at the default address, most likely no nsqd runs.
+        is_default = error.category == "connect" and DEFAULT_ADDRESS.search(message)
+        return message, NO_NSQD_HINT if is_default else error.hint
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRA_OF.get(error.name or "")):
         return (
             f"the package {error.name} is not installed, which this command needs",
             f"Install it with: pip install 'nsqtools[{extra}]'",
         )
-    if isinstance(error, OSError):  # the operating system's: a full disk under stdout, say
-        # nothing else is missing and has no name
-        nameless = "working directory" if isinstance(error, FileNotFoundError) else ""
-        place = f": {error.filename or nameless}".removesuffix(": ")
+    if isinstance(error, OSError):
+        # Only a deleted working directory raises FileNotFoundError without a name.
+        default = "working directory" if isinstance(error, FileNotFoundError) else ""
+        place = f": {error.filename or default}".removesuffix(": ")
         return f"{error.strerror or error}{place}", ""
     if is_limit(error):
         return str(error) or "out of memory", ""
-    return f"unexpected {type(error).__name__}: {error}", OUR_BUG
+    return f"unexpected {type(error).__name__}: {error}", BUG_HINT
 
 
 def error_document(error: Exception) -> dict[str, str | int | None]:
-    """The error as ``--json`` has it: the schema ``error``."""
+    """Return the error as ``--json`` prints it, by the schema ``error``."""
     message, hint = explain(error)
     address = ADDRESS.search(message) if isinstance(error, NsqError) else None
-    own = "bug" if hint == OUR_BUG else "system"
+    other_code = "bug" if hint == BUG_HINT else "system"
     return {
-        "code": error.category if isinstance(error, NsqError) else own,
+        "code": error.category if isinstance(error, NsqError) else other_code,
         "message": message,
         "hint": hint or None,
         "address": address.group() if address else None,
@@ -323,7 +329,7 @@ def error_document(error: Exception) -> dict[str, str | int | None]:
 
 
 def _one_line(text: str) -> str:
-    """Messages may quote what a server or a file said: none of it reaches the terminal raw."""
+    """Escape a message, which may quote a server or a file, and join its lines."""
     return escape_line(" ".join(text.splitlines()))
 
 
@@ -331,7 +337,7 @@ PANEL = "Logging"
 
 
 class Color(Enum):
-    """When stdout is colored; auto is on a terminal, as NO_COLOR and FORCE_COLOR allow."""
+    """When stdout is colored. ``auto`` depends on the terminal, NO_COLOR and FORCE_COLOR."""
 
     auto = "auto"
     always = "always"
@@ -340,29 +346,28 @@ class Color(Enum):
 
 @dataclass(frozen=True)
 class Runtime:
-    """Streams and clock of one run: data goes to ``stdout``, and whatever is said about the run to
-    ``stderr``."""
+    """Streams and clock of one run. Data goes to ``stdout``, messages about the run to ``stderr``.
+
+    ``monotonic`` returns seconds for durations. With ``quiet`` only errors are printed. With
+    ``is_json`` errors are lines of JSON. ``arguments`` are the command line.
+    """
 
     stdout: TextIO
     stderr: TextIO
     environ: Mapping[str, str] = field(default_factory=dict)
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds, for durations."""
     stdin: TextIO = field(default_factory=lambda: sys.stdin)
     quiet: bool = False
-    """Only errors are printed: no progress, no summaries."""
     arguments: Sequence[str] = ()
-    """The command line."""
     color: Color = Color.auto
     is_json: bool = False
-    """Errors are lines of JSON: a program reads them."""
 
     @classmethod
     def of_process(cls, arguments: Sequence[str] = ()) -> Runtime:
-        """The runtime of this process, which runs a command line.
+        """Return the runtime of this process.
 
-        The auth secret leaves the process's environment: programs that a command starts do not
-        need it, but for Spark's where a job talks to NSQ, which gets it back.
+        The auth secret is removed from the process's environment, because programs that a command
+        starts do not need it. Only a Spark job that connects to NSQ gets it back.
         """
         environ = dict(os.environ)
         os.environ.pop("NSQ_AUTH_SECRET", None)
@@ -390,41 +395,41 @@ class Runtime:
         return terminal_width(self.stdout)
 
     def write(self, data: bytes) -> None:
-        """Write data to stdout, as `write_whole` does."""
+        """Write data to stdout. Raises as `write_whole`."""
         write_whole(self.stdout.fileno(), data)
 
     def info(self, line: str) -> None:
-        """Say something about the run on stderr, unless ``--quiet``."""
+        """Print a line about the run on stderr, unless ``--quiet``."""
         if not self.quiet:
             self.print_error(line)
 
     def print_error(self, line: str) -> None:
-        """Say something on stderr even with ``--quiet``: a failure, or part of a question."""
+        """Print a line on stderr even with ``--quiet``: a failure, or part of a question."""
         write_stderr(self.stderr, f"{escape_line(line)}\n")
 
     def report(self, error: Exception) -> None:
-        """Report an error that does not end the run, in the form of the one that would."""
+        """Report an error that does not end the run, in the format of a final error."""
         report_error(error, self.stderr, json=self.is_json)
 
     def report_failure(self, error: Exception, line: str = "") -> None:
-        """Say what is wrong, which ``--quiet`` does not hide: an error as JSON, or a line."""
+        """Report a failure even with ``--quiet``: as an error in JSON, or as a line."""
         if self.is_json:
             self.report(error)
         else:
             self.print_error(f"nsq: {line or error}")
 
     def require_terminal(self) -> None:
-        """Raise `ConfigurationError` where no user can be asked."""
+        """Raise `ConfigurationError` if no user can be asked."""
         if not (self.stdin.isatty() and self.stderr_is_tty):
             raise ConfigurationError(
                 "this cannot be undone, and there is no terminal to ask on",
-                hint="Give --yes to go on, or --dry-run to see what would be done.",
+                hint="Give --yes to continue, or --dry-run to see the plan.",
             )
 
     def confirm(self, plan: Iterable[str], question: str, *, yes: bool) -> bool:
-        """Show a plan, and with ``yes`` carry it out, else ask first; whatever is not yes is no.
+        """Print a plan and ask whether to carry it out. With ``yes`` do not ask.
 
-        Raises `ConfigurationError` where no user can be asked.
+        Any answer except yes is a no. Raises `ConfigurationError` if no user can be asked.
         """
         for line in plan:
             (self.info if yes else self.print_error)(line)
@@ -439,24 +444,24 @@ class Runtime:
 
 
 def before_dashes(arguments: Sequence[str]) -> list[str]:
-    """The words before ``--``: what follows is another program's."""
+    """Return the words before ``--``. The words behind it are for another program."""
     return list(takewhile(lambda argument: argument != "--", arguments))
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, be it one that cannot be parsed."""
+    """Return whether a command line, even an invalid one, asks for JSON."""
     return "--json" in with_json(before_dashes(arguments))
 
 
-def with_json(own: Sequence[str]) -> list[str]:
-    """Write --json for ``-o json`` and ``-o jsonl``."""
-    text = "\0".join(["", *own, ""])
+def with_json(words: Sequence[str]) -> list[str]:
+    """Replace ``-o json`` and ``-o jsonl`` by ``--json``."""
+    text = "\0".join(["", *words, ""])
     text = re.sub("\0(-o\0?|--output[\0=])jsonl?(?=\0)", "\0--json", text)
     return text.split("\0")[1:-1]
 
 
 class LogFormat(Enum):
-    """How a log line looks."""
+    """The format of log lines."""
 
     text = "text"
     json = "json"
@@ -472,23 +477,24 @@ def session(
     ),
     debug: bool = opt("", "Log everything, and show tracebacks of errors.", PANEL),
 ) -> Runtime:
-    """The run's `Runtime`, with logging set up as the options say."""
+    """Return the `Runtime` of the run, and set up logging by the options."""
     runtime: Runtime = replace(context.obj, quiet=quiet, color=color)
     level = logging.ERROR if quiet else LEVELS[2 if debug else min(verbose, 2)]
     configure_logging(level, runtime.stderr, json=log_format is LogFormat.json)
     return runtime
 
 
-Session = Annotated[Runtime, From(session)]
+Session = Annotated[Runtime, Provided(session)]
 
 
-LOGGER = logging.getLogger("nsqtools")  # above all loggers of this package
+# The parent of all loggers of this package.
+LOGGER = logging.getLogger("nsqtools")
+# By the number of ``-v``.
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
-"""By the number of ``-v``."""
 
 
 def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None:
-    """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
+    """Write log records of this package at ``level`` and above to ``stderr``."""
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(JsonLines() if json else TextLines())
     LOGGER.handlers = [handler]

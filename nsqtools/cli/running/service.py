@@ -1,17 +1,17 @@
-"""What supervises a long-running command: /metrics and /health over HTTP, a file, and systemd.
+"""Supervision of a long-running command: /metrics and /health over HTTP, a file, and systemd.
 
     with service(listen_http, environ, metrics=metrics, health=health) as supervised:
-        supervised.ready()  # connected, or at least trying
+        supervised.ready()  # connected or connecting
         ...
-            supervised.alive()  # every few seconds, from the loop that does the work
+            supervised.alive()  # every few seconds, from the working loop
         supervised.stopping()
 
-systemd passes a socket in ``NOTIFY_SOCKET`` (``Type=notify``) and with ``WatchdogSec=`` an interval
-in which it wants to hear that the process is alive. Nothing else sets these, so nothing needs to be
-configured. A notification that fails is never an error of the command.
+systemd passes a socket in ``NOTIFY_SOCKET`` (``Type=notify``), and with ``WatchdogSec=`` an
+interval in which it expects a notification. Nothing else sets these variables, so there is no
+option. A failed notification is never an error of the command.
 
-Trap: only the thread that does the work may call `alive`. One that runs beside it would report a
-command as alive that has been stuck for hours.
+Trap: only the working thread may call `alive`. Another thread would report a command as alive that
+has been stuck for hours.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from nsqtools.records.prometheus import Metric, encode_metrics
 
 log = logging.getLogger("nsqtools")
 
+# A loop that did not call `alive` for this long is reported as stuck. Loops call it a few times a
+# second.
 STUCK_AFTER_S = 60.0
-METRICS_EVERY_S = 5.0
-WATCHDOG_SHARE = 0.4  # of the interval: systemd recommends to be heard twice in each
+METRICS_INTERVAL_S = 5.0
+# Share of the watchdog interval between two notifications. systemd recommends two per interval.
+WATCHDOG_SHARE = 0.4
 
 Metrics = Callable[[], Iterable[Metric]]
 Health = Callable[[], tuple[bool, str]]
@@ -46,14 +49,15 @@ def service(
     health: Health,
     metrics_file: Path | None = None,
 ) -> Iterator[Service]:
-    """Serve ``[HOST:]PORT`` while inside, if given; on loopback unless a host is given.
+    """Serve metrics and health over HTTP, to a file, and to systemd.
 
-    The ``metrics_file`` is replaced every few seconds, as long as `Service.alive` is called, and at
-    the end.
+    Args:
+        listen_http: ``[HOST:]PORT``, by default on loopback; None for no HTTP.
+        metrics: Called on threads of the HTTP server, once per request.
+        health: Called likewise. Returns whether the command works, and a line of text.
+        metrics_file: Replaced every few seconds by calls of `Service.alive`, and at the end.
 
-    ``metrics`` and ``health`` are called on threads of the HTTP server, once per request; health is
-    whether all is well, and a line of text. Raises `ConfigurationError` for an address that cannot
-    be listened on.
+    Raises `ConfigurationError` for an address that cannot be listened on.
     """
     supervised = Service(environ, health, metrics, metrics_file)
     with ExitStack() as stack:
@@ -68,7 +72,7 @@ def service(
 
 
 class Service:
-    """What a command reports of itself. ``address`` is where HTTP is served, "" for nowhere."""
+    """The reports of a command about itself. ``address`` is that of HTTP, "" if not served."""
 
     def __init__(
         self,
@@ -81,33 +85,37 @@ class Service:
         self._metrics = metrics
         self._metrics_file = metrics_file
         self._next_metrics_s = 0.0
-        self._problem = ""  # of the last write
+        # The error of the last write of the metrics file.
+        self._problem = ""
         self._health = health
         self._is_ready = False
         self._alive_at = time.monotonic()
         path = environ.get("NOTIFY_SOCKET", "")
-        # an abstract name is written with an @ in place of its leading NUL
+        # In the name of an abstract socket, an @ stands for the leading NUL.
         self._systemd = "\0" + path[1:] if path.startswith("@") else path
+        # The variables may have been inherited from a parent process.
         is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         interval_us = environ.get("WATCHDOG_USEC", "")
-        self._feed_every_s = int(interval_us) / 1e6 if interval_us.isdecimal() and is_ours else 0.0
-        self._next_feed_s = 0.0
+        self._watchdog_interval_s = (
+            int(interval_us) / 1e6 if interval_us.isdecimal() and is_ours else 0.0
+        )
+        self._next_watchdog_s = 0.0
 
     def ready(self) -> None:
-        """The command does its work now. Calls after the first do nothing."""
+        """Report the end of the start. Calls after the first do nothing."""
         if not self._is_ready:
             self._is_ready = True
             self._alive_at = time.monotonic()
             self._notify("READY=1")
 
     def alive(self) -> None:
-        """The loop that does the work has taken a turn. Cheap: call it as often as you like."""
+        """Report an iteration of the working loop. Cheap enough for every iteration."""
         self._alive_at = time.monotonic()
-        if self._feed_every_s and self._alive_at >= self._next_feed_s:
-            self._next_feed_s = self._alive_at + WATCHDOG_SHARE * self._feed_every_s
+        if self._watchdog_interval_s and self._alive_at >= self._next_watchdog_s:
+            self._next_watchdog_s = self._alive_at + WATCHDOG_SHARE * self._watchdog_interval_s
             self._notify("WATCHDOG=1")
         if self._alive_at >= self._next_metrics_s:
-            self._next_metrics_s = self._alive_at + METRICS_EVERY_S
+            self._next_metrics_s = self._alive_at + METRICS_INTERVAL_S
             self.write_metrics()
 
     def write_metrics(self) -> None:
@@ -116,11 +124,11 @@ class Service:
             self._problem = write_metrics(self._metrics_file, self._metrics(), self._problem)
 
     def stopping(self) -> None:
-        """The command drains what it has taken, and ends."""
+        """Report that the command drains its messages and ends."""
         self._notify("STOPPING=1")
 
     def _notify(self, state: str) -> None:
-        """Tell systemd, by the protocol of sd_notify(3): a datagram of text to a unix socket."""
+        """Notify systemd by the protocol of sd_notify(3): a datagram of text to a unix socket."""
         if not self._systemd:
             return
         try:
@@ -131,7 +139,7 @@ class Service:
             log.warning("cannot notify systemd of %s (%s)", state, exc.strerror or exc)
 
     def health(self) -> tuple[bool, str]:
-        """Return whether all is well, and a line that says what is not."""
+        """Return whether the command works, and a line of text about its state."""
         if not self._is_ready:
             return False, "starting"
         silent_s = time.monotonic() - self._alive_at
@@ -140,16 +148,16 @@ class Service:
         return self._health()
 
 
-def write_metrics(path: Path, metrics: Iterable[Metric], said: str = "") -> str:
-    """Replace the file at once: its readers never see a part. Return what is wrong, or nothing.
+def write_metrics(path: Path, metrics: Iterable[Metric], last_problem: str = "") -> str:
+    """Replace the file atomically. Return the problem, "" after success.
 
-    That is logged, unless it is what was ``said`` before.
+    A problem is logged unless it equals ``last_problem``, and never ends the work.
     """
     try:
         replace_file(path, encode_metrics(metrics).encode(), 0o644, is_durable=False)
-    except OSError as exc:  # the work is more important
+    except OSError as exc:
         problem = f"cannot write {path} ({exc.strerror})"
-        if problem != said:
+        if problem != last_problem:
             log.warning("%s", problem)
         return problem
     return ""

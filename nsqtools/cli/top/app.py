@@ -35,8 +35,7 @@ from textual.widgets import OptionList, Static
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.running.administering import lines as plan_lines
-from nsqtools.cli.running.administering import summary
+from nsqtools.cli.running.administering import format_plan, summarize_changes
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, problem_page
 from nsqtools.cli.top.view import VIEWS, TopView
@@ -424,7 +423,7 @@ class ListScreen(Sheet):
                 cluster.remember(top.sampler.answering)
                 plan = change.plan(cluster)
             left_out = [f"left out: {failure.error}" for failure in plan.failures]
-            lines = [*left_out, *plan.notes, *plan_lines(plan.steps)]
+            lines = [*left_out, *plan.notes, *format_plan(plan.steps)]
             top.call(partial(ask, plan, lines))
 
         def ask(plan: AdminPlan, lines: Sequence[str]) -> None:
@@ -439,7 +438,7 @@ class ListScreen(Sheet):
             with self.top.settings.open() as cluster:
                 outcomes = apply(cluster, plan)
             failed = [f"{step.text} failed: {error}" for step, error in outcomes if error]
-            done = summary(step for step, error in outcomes if not error)
+            done = summarize_changes(step for step, error in outcomes if not error)
             self.top.call(partial(self._report, change, [*failed, *done]))
             self.top.sample_now.set()
 

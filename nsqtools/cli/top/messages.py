@@ -37,7 +37,7 @@ def show_messages(
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    with stop_on_signals(end, also=(signal.SIGHUP, signal.SIGQUIT)) as signals:
+    with stop_on_signals(end, additional=(signal.SIGHUP, signal.SIGQUIT)) as signals:
         status = 0
         try:
             status = _run(with_tcp_addresses(settings), topic, channel, runtime)
