@@ -264,7 +264,7 @@ class Forwarder:
             end = self._watch.end(now)
             if end is End.COUNT and self._is_busy:
                 # The count is reached when its messages are delivered.
-                if self._watch.left_s(now) <= 0:
+                if self._watch.remaining_s(now) <= 0:
                     self._is_late = True
                     return End.TIME
                 if not self._ready:
@@ -305,7 +305,7 @@ class Forwarder:
         is_waiting = self._settings.trusted or not self.dispatcher.is_silent
         is_active = self._ready or (is_waiting and self._is_busy) or self.dispatcher.is_open
         if is_active or (self._limits.idle_s is not None and not self._sources.is_connected()):
-            self._watch.saw_message(now)  # restarts the idle time
+            self._watch.record_activity(now)  # restarts the idle time
         for batch in self._ready:
             touch_when_due(batch, now)
         self.dispatcher.tick(now)
@@ -315,7 +315,7 @@ class Forwarder:
     # -- filtering and sending ------------------------------------------------------------------
 
     def _accept(self, batch: Batch, now: float) -> None:
-        self._watch.saw_message(now)
+        self._watch.record_activity(now)
         self.counters.add(batch.topic, received=len(batch))
         self.dispatcher.count_redelivered(batch)
         if self._settings.keep is not None:

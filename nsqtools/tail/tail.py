@@ -1,15 +1,15 @@
-"""Tail and peek: every message of some topics to one writer, or a look at messages of a channel.
+"""Tail and peek: write the messages of topics as they arrive, or show messages of a channel.
 
-A tail finishes messages only once they are written. One consumer has all topics, and one thread
-writes: lines of different topics cannot tear each other. A batch is encoded and written whole, then
-finished in one go. Messages that a filter leaves out are finished unwritten; messages beyond a
-count, and whatever could not be written, are requeued at once and without backoff. `LimitWatch`
-decides when a stream ends by itself: after N messages, when idle, after a time.
+A tail finishes messages after they are written. One consumer subscribes to all topics, and one
+thread writes, so lines of different topics are never mixed. A batch is encoded and written as a
+whole, and then finished. Filtered messages are finished unwritten. Messages beyond a count, and
+unwritten messages after an error, are requeued immediately without backoff. `LimitWatch` ends a
+tail after N messages, after an idle time, or after a total time.
 
-A peek receives, shows, and gives back. nsqd knows no other way to show a message than to deliver
-it, so the attempts of each grow by one, and the channel's consumers do without it meanwhile. All
-are held until the connections are done delivering: one that is given back earlier would come again
-at once.
+A peek receives messages, shows them, and requeues them. nsqd can show a message only by delivering
+it, so the attempts of each message grow by one, and the consumers of the channel do not get it
+meanwhile. All messages stay in flight until the connections have stopped delivering: nsqd would
+immediately redeliver a message that is requeued earlier.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nsqtools.protocol.names import Address
 
 
 class End(enum.Enum):
-    """Why a stream ended."""
+    """The reason for the end of a tail."""
 
     COUNT = "count"
     IDLE = "idle"
@@ -39,7 +39,7 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Each None means without limit. Times are seconds."""
+    """Limits of a tail, None for no limit. Times are in seconds."""
 
     count: int | None = None
     idle_s: float | None = None
@@ -50,32 +50,35 @@ UNLIMITED = RunLimits()
 
 
 class LimitWatch:
-    """The limits of one run that began at ``now``; times are readings of the caller's clock."""
+    """The limits of a run that began at ``now``, by the caller's clock.
+
+    ``count`` is the number of accepted messages.
+    """
 
     def __init__(self, limits: RunLimits, now: float) -> None:
-        self.count = 0  # messages taken
+        self.count = 0
         self._limits = limits
         self._ends_at = math.inf if limits.for_s is None else now + limits.for_s
         self._idle_s = math.inf if limits.idle_s is None else limits.idle_s
         self.idle_since = now
 
-    def left_s(self, now: float) -> float:
-        """Return the seconds until the run has to end."""
+    def remaining_s(self, now: float) -> float:
+        """Return the seconds until the end of the total time."""
         return max(0.0, self._ends_at - now)
 
-    def saw_message(self, now: float) -> None:
-        """Something came: the stream is not idle."""
+    def record_activity(self, now: float) -> None:
+        """Record that the tail is not idle."""
         self.idle_since = now
 
     def room_for(self, count: int) -> int:
-        """Return how many of ``count`` messages may still be taken, and count them."""
+        """Return how many of ``count`` messages are within the limit, and count them."""
         if self._limits.count is not None:
             count = min(count, self._limits.count - self.count)
         self.count += count
         return count
 
     def end(self, now: float) -> End | None:
-        """Return the limit that is reached, if one is."""
+        """Return the limit that was reached, None before."""
         if self._limits.count is not None and self.count >= self._limits.count:
             return End.COUNT
         if now >= self._ends_at:
@@ -83,30 +86,33 @@ class LimitWatch:
         return End.IDLE if now - self.idle_since >= self._idle_s else None
 
     def wait_s(self, now: float) -> float | None:
-        """Return how long to wait for a message before looking at `end` again."""
+        """Return how long to wait for a message before `end` must be checked again."""
         end = min(self._ends_at, self.idle_since + self._idle_s)
         return None if end == math.inf else max(0.0, end - now)
 
     @property
     def falls_short(self) -> bool:
-        """Tell whether a count was asked for and not reached."""
+        """Whether a count was given but not reached."""
         return self._limits.count is not None and self.count < self._limits.count
 
 
+# Interval of progress reports, and of checks of an idle tail.
 TICK_S = 0.25
 
+# Converts topic, nsqd and messages to the bytes to write.
 Encode = Callable[[str, str, Iterable[Message]], bytes]
-"""From topic, nsqd and messages to the bytes to write."""
 
 
 class Tail:
-    """One tail of one or more topics. `run` it on one thread; `stop` it from any.
+    """A tail of one or more topics. Call `run` on one thread, and `stop` on any.
 
-    ``on_tick`` is called there a few times a second, to show progress.
-    ``look`` is as for `Consumer.look_before_subscribing`. What waits at an nsqd that is met again
-    was published meanwhile, for this tail, too.
-    With ``not_waited_for`` silence ends it only while every topic has a connection, but for those
-    that this returns of the ones without.
+    Args:
+        keep: The filter of messages.
+        on_tick: Called a few times a second on the thread of `run`, to show progress.
+        unavailable_topics: Called with the topics without a connection. It returns those that are
+            not expected to get one. If it is given, the idle limit ends the tail only while all
+            other topics are connected.
+        subscribe_check: As for `Consumer.look_before_subscribing`.
     """
 
     def __init__(
@@ -121,60 +127,60 @@ class Tail:
         keep: Callable[[Message], bool] | None = None,
         limits: RunLimits = UNLIMITED,
         on_tick: Callable[[Tail], None] | None = None,
-        not_waited_for: Callable[[Set[str]], Set[str]] | None = None,
-        look: Callable[[str, Address], Callable[[], None] | None] | None = None,
+        unavailable_topics: Callable[[Set[str]], Set[str]] | None = None,
+        subscribe_check: Callable[[str, Address], Callable[[], None] | None] | None = None,
     ) -> None:
         self._limits = limits
         if limits.count is not None and keep is None:
-            # what is in flight beyond the count would only have its attempts raised
-            wanted = min(options.max_in_flight, limits.count)
-            options = replace(options, max_in_flight=max(len(topics), wanted))
+            # More messages in flight would only have their attempts raised. Each topic needs one.
+            needed = min(options.max_in_flight, limits.count)
+            options = replace(options, max_in_flight=max(len(topics), needed))
         self._write = write
         self._encode = encode
         self._keep = keep
         self._on_tick = on_tick
-        self._not_waited_for = not_waited_for
-        self._look = look
+        self._unavailable_topics = unavailable_topics
+        self._subscribe_check = subscribe_check
         self._next_tick = 0.0
         self._consumer = make_consumer(connection, topics, channel, options)
         self.watch = LimitWatch(limits, 0.0)
 
     @property
     def received(self) -> int:
-        """How many messages came, with those that are left out."""
+        """The number of received messages, including filtered ones."""
         return self._consumer.stats.received
 
     @property
     def connections(self) -> dict[str, list[str]]:
-        """The nsqd that each topic is consumed from now."""
+        """The connected nsqd of each topic."""
         return self._consumer.connections_by_topic()
 
     def look_up_soon(self) -> None:
-        """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
+        """Ask nsqlookupd within seconds instead of at the end of the poll interval."""
         self._consumer.look_up_soon()
 
     def run(self) -> End:
-        """Tail until a limit is reached or `stop` is called; return what ended it.
+        """Tail until a limit is reached or `stop` is called; return the reason for the end.
 
-        Raises the connection error when no nsqd can be reached at the start, and what ``write``
-        raises; the messages not written are requeued then.
+        Raises the connection error if no nsqd can be reached at the start, and errors of ``write``
+        after requeuing the unwritten messages.
         """
         self.watch = LimitWatch(self._limits, time.monotonic())
         try:
-            if self._look is not None:
-                self._consumer.look_before_subscribing(self._look)
-            left_s = self.watch.left_s(time.monotonic())
-            self._consumer.start(fail_fast=True, wait_s=left_s, for_all=False)
+            if self._subscribe_check is not None:
+                self._consumer.look_before_subscribing(self._subscribe_check)
+            remaining_s = self.watch.remaining_s(time.monotonic())
+            self._consumer.start(fail_fast=True, wait_s=remaining_s, for_all=False)
             return self._pump()
         finally:
             self._consumer.stop()
 
     def stop(self) -> None:
-        """Ask `run` to end: what is being written is finished, the rest requeued."""
+        """Ask `run` to end. The batch that is being written is finished, others are requeued."""
         self._consumer.begin_stop()
 
     def end_after_delivered(self) -> None:
-        """Ask `run` to end with what nsqd has sent already: that is still written."""
+        """Ask `run` to end after writing the messages that nsqd has already sent."""
         self._consumer.begin_stop(drain=True)
 
     def _pump(self) -> End:
@@ -183,29 +189,31 @@ class Tail:
             end = self.watch.end(now)
             if end is not None and end is not End.IDLE:
                 return end
-            # one more look: a process that stood still has not heard that nothing came
+            # After the idle time, check the backlog once more. A process that was suspended has not
+            # read its connections meanwhile.
             wait_s = self.watch.wait_s(now) if end is None else TICK_S
             entry = self._consumer.backlog.get(self._tick(now, wait_s))
             if isinstance(entry, Stopped):
                 entry.consumer.raise_failure()
                 return End.STOPPED
             if isinstance(entry, Batch):
-                self._pass_on(entry)  # which may take as long as its reader likes
-                self.watch.saw_message(time.monotonic())
+                self._write_batch(entry)
+                # Writing may have blocked for long, so the clock is read again.
+                self.watch.record_activity(time.monotonic())
             elif end is End.IDLE:
                 if not self._consumer.has_tried_all or self._is_connecting():
-                    self.watch.saw_message(now)
+                    self.watch.record_activity(now)
                 elif self._consumer.had_turns(self.watch.idle_since):
                     return end
 
     def _is_connecting(self) -> bool:
-        if self._not_waited_for is None:
+        if self._unavailable_topics is None:
             return False
-        cut_off = {topic for topic, addresses in self.connections.items() if not addresses}
-        return not cut_off <= self._not_waited_for(cut_off)
+        unconnected = {topic for topic, addresses in self.connections.items() if not addresses}
+        return not unconnected <= self._unavailable_topics(unconnected)
 
     def _tick(self, now: float, wait_s: float | None) -> float | None:
-        """Call ``on_tick`` when it is time to; return how long to wait for messages at most."""
+        """Call ``on_tick`` if it is due; return how long to wait for messages at most."""
         if self._on_tick is None:
             return wait_s
         if now >= self._next_tick:
@@ -213,14 +221,14 @@ class Tail:
             self._on_tick(self)
         return TICK_S if wait_s is None else min(wait_s, TICK_S)
 
-    def _pass_on(self, batch: Batch) -> None:
+    def _write_batch(self, batch: Batch) -> None:
         try:
             kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
             room = self.watch.room_for(len(kept))
             if room < len(kept):
-                beyond = kept[room]
+                first_beyond = kept[room]
                 kept = kept[:room]
-                for message in batch[batch.index(beyond) :]:
+                for message in batch[batch.index(first_beyond) :]:
                     message.requeue(0, backoff=False)
             if kept:
                 self._write(self._encode(batch.topic, batch.nsqd, kept))
@@ -230,23 +238,25 @@ class Tail:
         batch.finish()
 
 
-LEAST_IN_FLIGHT = 8
-"""With fewer in flight than there are nsqd, they deliver in turn."""
-HOLD_SHARE = 0.5
-"""Of msg_timeout: how long messages are held while others are looked at."""
-GROWS_S = 1.5
-"""The number in flight, which starts small, grows at least once a second: longer than silence."""
+# With fewer messages in flight than nsqd, the nsqd would deliver one after the other.
+MIN_IN_FLIGHT = 8
+# Share of msg_timeout for which the first message may stay in flight. After msg_timeout nsqd would
+# redeliver it, and the peek would show it twice.
+PEEK_SHARE = 0.5
+# The limit of messages in flight starts small and grows at least once a second. A starved consumer
+# therefore waits this long for the next message.
+LIMIT_GROWTH_S = 1.5
 
 
 class Peeked(NamedTuple):
-    """How many messages were delivered and given back, and how many of them were shown.
+    """The numbers of received and of shown messages of a peek.
 
-    ``is_whole`` is False when there may be more to show than was looked at.
+    ``is_complete`` is False if the channel may have further matches.
     """
 
-    looked_at: int
+    received: int
     shown: int
-    is_whole: bool = True
+    is_complete: bool = True
 
 
 def peek(
@@ -257,68 +267,75 @@ def peek(
     show: Callable[[Sequence[Message]], None],
     *,
     keep: Callable[[Message], bool] | None = None,
-    look_at: int = 0,
-    there: int | None = None,
+    max_messages: int = 0,
+    depth: int | None = None,
     options: ClientOptions,
     idle_s: float,
     for_s: float = math.inf,
     on_start: Callable[[Consumer], object] = lambda consumer: None,
 ) -> Peeked:
-    """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
+    """Show the first ``count`` messages that ``keep`` accepts, of at most ``max_messages``.
 
-    Ends earlier when it has the ``there`` messages that the channel had (None: not known), when
-    none came for ``idle_s``, after ``for_s``, before nsqd would deliver the first one again, which
-    would then be seen twice, and when the consumer that ``on_start`` gets is stopped. Topic and
-    channel must exist: subscribing creates them. Raises the connection error when no nsqd can be
-    reached, and what ``keep`` and ``show`` raise; every message is given back in any case.
+    The peek ends earlier
+
+    - with all ``depth`` messages of the channel (None: unknown),
+    - after ``idle_s`` without a message, and after ``for_s``,
+    - before nsqd would redeliver the first message, and
+    - when the consumer that ``on_start`` gets is stopped.
+
+    Topic and channel must exist, because subscribing creates them. Raises the connection error if
+    no nsqd can be reached, and errors of ``keep`` and ``show``. Every message is requeued in any
+    case.
     """
-    most = count if keep is None else max(count, look_at)
-    least = most if there is None else min(most, there)
+    limit = count if keep is None else max(count, max_messages)
+    expected = limit if depth is None else min(limit, depth)
     nsqds = connection.nsqd_tcp_addresses
-    spread = LEAST_IN_FLIGHT if connection.lookupd_http_addresses else len(nsqds)
-    # of a sample nsqd would discard the rest
-    options = replace(options, max_in_flight=max(most, spread), sample_rate=0)
+    min_in_flight = MIN_IN_FLIGHT if connection.lookupd_http_addresses else len(nsqds)
+    # With a sample rate nsqd would discard the other messages.
+    options = replace(options, max_in_flight=max(limit, min_in_flight), sample_rate=0)
     consumer = make_consumer(connection, topic, channel, options)
-    held: list[Batch] = []
+    taken: list[Batch] = []
     kept: list[Message] = []
 
-    def hold(batch: Batch) -> None:
-        held.append(batch)
-        kept.extend(each for each in batch if keep is None or keep(each))
+    def take(batch: Batch) -> None:
+        taken.append(batch)
+        kept.extend(message for message in batch if keep is None or keep(message))
 
-    consumer.gather(0, most)
+    consumer.gather(0, limit)
     consumer.start(fail_fast=True)
     with consumer:
         on_start(consumer)
         try:
             silent_since = time.monotonic()
             ends_at = silent_since + for_s
-            is_whole = False
-            while len(kept) < count and sum(map(len, held)) < least:
+            is_complete = False
+            while len(kept) < count and sum(map(len, taken)) < expected:
                 wait_s = min(idle_s, ends_at - time.monotonic())
                 batch = consumer.next_batch(wait_s) if wait_s > 0 else None
                 if batch is None and wait_s == idle_s:
+                    # The limit of messages in flight may have kept further messages at nsqd, and a
+                    # connection may not have been read yet. Silence proves nothing then.
                     if consumer.is_starved:
-                        left_s = max(0.0, ends_at - time.monotonic())
-                        batch = consumer.next_batch(min(GROWS_S, left_s))
+                        remaining_s = max(0.0, ends_at - time.monotonic())
+                        batch = consumer.next_batch(min(LIMIT_GROWTH_S, remaining_s))
                     elif not consumer.had_turns(silent_since):
                         continue
                 if batch is None:
-                    is_whole = wait_s == idle_s and not consumer.is_starved
+                    is_complete = wait_s == idle_s and not consumer.is_starved
                     break
-                hold(batch)
+                take(batch)
                 silent_since = time.monotonic()
-                first = held[0][0]
-                hold_s = HOLD_SHARE * (first.deadline - first.received_at)
-                ends_at = min(ends_at, first.received_at + hold_s)
+                first = taken[0][0]
+                window_s = PEEK_SHARE * (first.deadline - first.received_at)
+                ends_at = min(ends_at, first.received_at + window_s)
             consumer.begin_stop(drain=True)
             for batch in iter(consumer.next_batch, None):
-                hold(batch)
-            shown = kept[:count]
-            show(shown)
+                take(batch)
+            matches = kept[:count]
+            show(matches)
         finally:
-            for batch in held:
+            for batch in taken:
                 batch.requeue(0, backoff=False)
-    looked_at = sum(map(len, held))
-    is_whole |= there is not None and looked_at >= there
-    return Peeked(looked_at, len(shown), is_whole or len(shown) == count)
+    received = sum(map(len, taken))
+    is_complete |= depth is not None and received >= depth
+    return Peeked(received, len(matches), is_complete or len(matches) == count)

@@ -118,7 +118,9 @@ def test_an_nsqd_is_looked_at_before_the_first_subscription_and_not_when_it_come
     """It may have joined since the command looked; what waits there later was published for it."""
     publish_lines(nsqd, "clicks", 1)
     looks: list[tuple[str, object]] = []
-    tail = make_tail(options=ClientOptions(reconnect_base_s=0.1), look=lambda *at: looks.append(at))
+    tail = make_tail(
+        options=ClientOptions(reconnect_base_s=0.1), subscribe_check=lambda *at: looks.append(at)
+    )
     running = in_background(tail.run)
     wait_until(lambda: written, what="the message")
     nsqd.kill()
@@ -171,7 +173,7 @@ def test_a_stream_ends_by_count_silence_or_time_whichever_comes_first() -> None:
 
     watch = LimitWatch(RunLimits(idle_s=5), 100.0)
     assert watch.wait_s(102.0) == 3.0
-    watch.saw_message(104.0)  # idle is counted from the last one
+    watch.record_activity(104.0)  # idle is counted from the last one
     assert (watch.end(108.9), watch.wait_s(108.0), watch.end(109.0)) == (None, 1.0, End.IDLE)
 
     watch = LimitWatch(RunLimits(idle_s=5, for_s=3), 0.0)

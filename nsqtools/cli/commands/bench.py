@@ -47,16 +47,16 @@ BENCH_ADDRESSES = ("nsqd_tcp_address", "nsqd_http_address", "profile", "no_profi
 
 
 def parse_sizes(text: str) -> tuple[int, int]:
-    """Read ``200``, ``1KiB`` or ``100-2000``. Raises ``ValueError``."""
+    """Parse ``200``, ``1KiB`` or ``100-2000``. Raises ``ValueError``."""
     first, dash, last = text.partition("-")
     low, high = parse_size(first), parse_size(last if dash else first)
     if low > high:
-        raise ValueError(f"{text!r} is not a range: its end is below its beginning")
+        raise ValueError(f"{text!r} is not a range: its end is below its start")
     return low, high
 
 
 class BenchPublishing(OptionSet):
-    """How publishers go on."""
+    """The load of the publishers, and its duration."""
 
     panel = LOAD
     batch: int | None = opt(
@@ -75,16 +75,19 @@ class BenchPublishing(OptionSet):
 
 
 class Load(OptionSet):
-    """What the three measurements have in common; nsqd are given by their TCP addresses, for
-    nsqlookupd has no part in it."""
+    """Common options of the three measurements.
+
+    nsqd are given by TCP address, because nsqlookupd is not part of the measurement.
+    """
 
     panel = LOAD
 
     context: Context
     topic: str | None = opt(
-        "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
+        "-t TOPIC", "Publish to this topic; by default to a new one, which is deleted afterwards."
     )
-    size: Any = opt(  # of a tuple typer would ask for two words
+    # For a tuple typer would require two words.
+    size: Any = opt(
         "BYTES",
         "Size of a message, or a range to draw it from (100-2KiB).",
         default="200",
@@ -96,7 +99,7 @@ class Load(OptionSet):
     for_: float | None = opt(
         "DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS
     )
-    where: Annotated[dict[str, Any], Provided(subset(AddressFlags, *BENCH_ADDRESSES))]
+    addresses: Annotated[dict[str, Any], Provided(subset(AddressFlags, *BENCH_ADDRESSES))]
     max_in_flight: MaxInFlight = None
     consumer_opt: list[str] | None = client_opt("consumer")
     producer_opt: list[str] | None = client_opt("producer")
@@ -104,39 +107,42 @@ class Load(OptionSet):
     form: ListingForm
     runtime: Session
 
-    def plan(self, mode: str, how: BenchPublishing, batch: int) -> BenchPlan:
-        """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
+    def plan(self, mode: str, publishing: BenchPublishing, batch: int) -> BenchPlan:
+        """Return the plan of a measurement. Raises `ConfigurationError` if it is impossible."""
         from nsqtools.bench.bench_plan import BenchMode, BenchPlan
         from nsqtools.client.options import THROUGHPUT, ClientOptions
 
         connection = client_connection(self.context, "consumer_opt")
-        if not connection.nsqd_tcp_addresses:  # of an nsqd on this machine HTTP alone was named
+        # Only the HTTP address of an nsqd on this machine was given.
+        if not connection.nsqd_tcp_addresses:
             connection = replace(connection, nsqd_tcp_addresses=(DEFAULT_NSQD_TCP_ADDRESS,))
-        producer = ClientOptions(max_outstanding=how.window)
-        publishing = texts_of(effective_options(self.context, "producer_opt"))
+        producer = ClientOptions(max_outstanding=publishing.window)
+        producer_options = texts_of(effective_options(self.context, "producer_opt"))
         return BenchPlan(
             mode=BenchMode(mode),
             connection=connection,
-            producer_options=producer.with_options(publishing),
+            producer_options=producer.with_options(producer_options),
             consumer_options=connection.client_options(**THROUGHPUT),
             topic=None if self.topic is None else check_topic(self.topic),
             size=self.size,
-            batch=how.batch or batch,
+            batch=publishing.batch or batch,
             connections=self.connections or len(connection.nsqd_tcp_addresses),
-            rate=how.rate,
-            count=how.count,
-            for_s=FOR_S if how.count is None and self.for_ is None else self.for_,
-            warm_up_s=how.warm_up,
+            rate=publishing.rate,
+            count=publishing.count,
+            for_s=FOR_S if publishing.count is None and self.for_ is None else self.for_,
+            warm_up_s=publishing.warm_up,
         )
 
-    def measure(self, mode: str, how: BenchPublishing, batch: int, *, create: bool = True) -> int:
-        """Measure and print the report; the exit status is 1 when messages are missing."""
+    def measure(
+        self, mode: str, publishing: BenchPublishing, batch: int, *, create: bool = True
+    ) -> int:
+        """Measure and print the report; return the exit status, 1 if messages are missing."""
         from nsqtools.bench.bench import Bench
 
-        plan, form, runtime = self.plan(mode, how, batch), self.form, self.runtime
+        plan, form, runtime = self.plan(mode, publishing, batch), self.form, self.runtime
         form.check([name for name in COLUMNS.split() if mode != "sub" or not name.endswith("_ms")])
         if plan.topic is not None and mode != "pub":
-            look_at_topic(plan, plan.topic, runtime, create=create)
+            check_topic_is_safe(plan, plan.topic, runtime, create=create)
         with Progress(runtime) as progress:
             began = runtime.monotonic()
 
@@ -165,8 +171,8 @@ class Load(OptionSet):
         return ExitStatus.FAILED
 
 
-def pub(how: BenchPublishing, *, load: Load) -> int:
-    """Measure how fast messages are published, each confirmed by nsqd.
+def pub(publishing: BenchPublishing, *, load: Load) -> int:
+    """Measure publishing fast messages are published, each confirmed by nsqd.
 
     Latency is that of a publish command, from sending a batch to its confirmation; with --rate from
     the time at which it was due. The topic is ephemeral: nsqd keeps what fits in its memory queue
@@ -178,28 +184,28 @@ def pub(how: BenchPublishing, *, load: Load) -> int:
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    return load.measure("pub", how, 100)
+    return load.measure("pub", publishing, 100)
 
 
 def sub(count: Messages = BACKLOG_TO_DRAIN, create: Create = False, *, load: Load) -> int:
-    """Measure how fast a backlog is consumed, each message finished.
+    """Measure publishing fast a backlog is consumed, each message finished.
 
-    Fills a topic of its own with --count messages, then drains it, and deletes it through nsqd's
-    HTTP API. With --topic the messages stay for the other channels, and only the channel that was
-    measured is deleted, on these nsqd: nsqlookupd goes on naming it. Latency is not measured: it
-    would be the time in the backlog.
+    Fills a new topic with --count messages, drains it, and deletes it through nsqd's HTTP API. With
+    --topic the messages stay for the other channels, and only the measured channel is deleted from
+    these nsqd: nsqlookupd still lists it. Latency is not measured, because it would be the time in
+    the backlog.
 
     Examples:
         nsq bench sub
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    at_once = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0, count=count)
-    return load.measure("sub", at_once, 100, create=create)
+    fill = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0, count=count)
+    return load.measure("sub", fill, 100, create=create)
 
 
-def e2e(how: BenchPublishing, create: Create = False, *, load: Load) -> int:
-    """Measure how long messages take from a publisher through nsqd to a consumer.
+def e2e(publishing: BenchPublishing, create: Create = False, *, load: Load) -> int:
+    """Measure publishing long messages take from a publisher through nsqd to a consumer.
 
     Publishers put the time in each message (with --rate the time at which it was due); consumers
     read it by the same clock. At full speed publishers stay up to 2500 messages ahead, and latency
@@ -214,11 +220,11 @@ def e2e(how: BenchPublishing, create: Create = False, *, load: Load) -> int:
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
         nsq bench e2e --count 100000 --json
     """
-    return load.measure("e2e", how, 1, create=create)
+    return load.measure("e2e", publishing, 1, create=create)
 
 
-def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:
-    """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
+def check_topic_is_safe(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:
+    """Check that our channel, which is deleted afterwards, takes no messages of a user."""
     channel = "bench#ephemeral"
     try:
         watch = ChannelWatch([topic], channel, plan.connection, runtime, force=False)
@@ -231,11 +237,12 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
 
 
 def columns_of(report: BenchReport) -> dict[str, Cell]:
-    """The figures in a line, for programs."""
+    """Return the figures as columns of one row."""
     figures: dict[str, Any] = report._asdict()
     figures |= {f"size_{name}": value for name, value in figures["size"].items()}
     figures |= {f"{name}_ms": value for name, value in (figures["latency_ms"] or {}).items()}
-    shown = {name: figures[name] for name in COLUMNS.split() if name in figures}
+    values = {name: figures[name] for name in COLUMNS.split() if name in figures}
     return {
-        name: f"{value:.3f}" if isinstance(value, float) else value for name, value in shown.items()
+        name: f"{value:.3f}" if isinstance(value, float) else value
+        for name, value in values.items()
     }

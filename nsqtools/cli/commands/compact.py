@@ -37,7 +37,7 @@ MOST_NAMES = 20
 
 
 def parse_day(text: str) -> date:
-    """Read a day. Raises ``ValueError``."""
+    """Parse a day. Raises ``ValueError``."""
     try:
         return date.fromisoformat(text)
     except ValueError:
@@ -45,7 +45,7 @@ def parse_day(text: str) -> date:
 
 
 class CompactionOptions(OptionSet):
-    """What is compacted, and how."""
+    """The input, output and limits of a compaction."""
 
     paths: Annotated[
         list[Any],  # of Location
@@ -55,16 +55,16 @@ class CompactionOptions(OptionSet):
     ]
     output: Any = place_opt(
         "-o DIR",
-        "Directory or s3://BUCKET/PREFIX; without it a Delta table is compacted where it is.",
+        "Directory or s3://BUCKET/PREFIX; without it a Delta table is compacted in place.",
         OUTPUT,
     )
-    format: TableFormat = opt("", "What to write: parquet or delta.", OUTPUT, TableFormat.parquet)
-    target_size: int = opt("SIZE", "About how large files become.", OUTPUT, "256MiB")
+    format: TableFormat = opt("", "Write parquet or delta.", OUTPUT, TableFormat.parquet)
+    target_size: int = opt("SIZE", "Approximate size of files.", OUTPUT, "256MiB")
     topic: Topics = None
     day: date | None = opt("DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
     until_day: date | None = opt("DATE", "Only days up to this one.", SELECTION, parser=parse_day)
     grace: float = opt("DURATION", "How long after midnight (UTC) a day is open.", SELECTION, "1h")
-    open_days: bool = opt("", "Take days that are not over too.", SELECTION)
+    open_days: bool = opt("", "Compact open days too.", SELECTION)
     delimiter: Delimiter = None
     skip_damaged: SkipDamaged = False
     delete_archives: bool = opt(
@@ -80,16 +80,17 @@ class CompactionOptions(OptionSet):
             raise ConfigurationError("--day and --until-day exclude each other")
 
     def compaction(self, parallel: int) -> Compaction:
-        """The compaction, not yet planned. Raises `NsqError`."""
+        """Return the compaction before its planning. Raises `NsqError`."""
         from nsqtools.archive.compaction import Compaction, Selection
         from nsqtools.archive.finding import find_inputs
         from nsqtools.archive.slices import Settings
 
-        last = self.day or self.until_day
+        last_day = self.day or self.until_day
         topics = frozenset(self.topic or ())
-        selection = Selection(topics, self.day, last, self.open_days, self.grace)
+        selection = Selection(topics, self.day, last_day, self.open_days, self.grace)
         settings = Settings(
-            self.target_size or sys.maxsize,  # 0 is without
+            # 0 means no limit.
+            self.target_size or sys.maxsize,
             parallel,
             b"\n" if self.delimiter is None else self.delimiter,
             self.skip_damaged,
@@ -103,19 +104,19 @@ class CompactionOptions(OptionSet):
 
 def archive_compact(
     processes: int | None = opt(
-        "N", "How many files are made at a time.", min=1, show_default="one a core"
+        "N", "Write N files in parallel.", min=1, show_default="one per core"
     ),
     *,
-    chosen: CompactionOptions,
+    options: CompactionOptions,
     runtime: Session,
 ) -> int:
     """Turn archives and tables into few Parquet files by topic and date, each message once.
 
-    A day is taken once --grace has passed since its end; what comes later becomes a file of its own
-    in the next run. What is written is read back and compared before it counts, so a run that was
-    killed can simply be repeated. Messages are identified by topic, nsqd and id; bare bodies (raw
-    files) have none of these and are all kept, without date. A Delta table alone has its small
-    files replaced by large ones, each partition in one transaction.
+    A day is compacted once --grace has passed since its end. Later messages become a separate file
+    in the next run. Files are read back and compared before they count, so a killed run can simply
+    be repeated. Messages are identified by topic, nsqd and id. Bare bodies (raw files) have no
+    identity and are all kept, without a date. In a Delta table as the only input, small files are
+    replaced by large ones, each partition in one transaction.
 
     Examples:
         nsq archive compact /var/nsq --output /data/nsq --dry-run
@@ -125,14 +126,14 @@ def archive_compact(
     from nsqtools.archive.compaction import in_processes
 
     count = processes or os.cpu_count() or 1
-    return compact(runtime, chosen, count, lambda: nullcontext(in_processes(count)))
+    return compact(runtime, options, count, lambda: nullcontext(in_processes(count)))
 
 
-def spark_compact(*, chosen: CompactionOptions, spark: SparkChoice, runtime: Session) -> int:
+def spark_compact(*, options: CompactionOptions, spark: SparkChoice, runtime: Session) -> int:
     """Do what nsq archive compact does, in the tasks of Spark.
 
-    For what is more than one machine reads in time. On a cluster paths are those of executors: a
-    shared directory, or a place in an object store.
+    For archives that are too large for one machine. On a cluster paths are those of the executors:
+    a shared directory, or a place in an object store.
 
     Examples:
         nsq spark compact s3://logs/nsq --output s3://lake/nsq --master yarn
@@ -140,47 +141,49 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkChoice, runtime: Ses
     """
     from nsqtools.spark.session import in_tasks
 
-    found = [*chosen.paths, *([chosen.output] if chosen.output is not None else [])]
-    settings = spark.settings("nsq spark compact", python_places=found)
+    places = [*options.paths, *([options.output] if options.output is not None else [])]
+    settings = spark.settings("nsq spark compact", python_places=places)
 
     @contextmanager
     def tasks() -> Iterator[RunJobs]:
         with open_spark(runtime, settings) as session, job_progress(runtime, session):
             yield in_tasks(session, settings)
 
-    return compact(runtime, chosen, settings.local_slots or CLUSTER_SLOTS, tasks)
+    return compact(runtime, options, settings.local_slots or CLUSTER_SLOTS, tasks)
 
 
 def compact(
     runtime: Runtime,
-    chosen: CompactionOptions,
+    options: CompactionOptions,
     parallel: int,
     runner: Callable[[], AbstractContextManager[RunJobs]],
 ) -> int:
-    """Compact with what runs jobs; return the exit status."""
-    compaction = chosen.compaction(parallel)
-    if chosen.dry_run:
+    """Compact with the runner of jobs; return the exit status."""
+    compaction = options.compaction(parallel)
+    if options.dry_run:
         compaction.plan()
-        return show_plan(runtime, compaction, json=chosen.json)
-    if chosen.delete_archives and not chosen.yes:
+        return show_plan(runtime, compaction, json=options.json)
+    if options.delete_archives and not options.yes:
         runtime.require_terminal()
     with compaction.locked():
         compaction.plan()
         with runner() if compaction.jobs else nullcontext(lambda jobs: ()) as run_jobs:
             compaction.run(run_jobs)
         deleted = (
-            delete_needless(runtime, compaction, yes=chosen.yes) if chosen.delete_archives else []
+            delete_compacted(runtime, compaction, yes=options.yes)
+            if options.delete_archives
+            else []
         )
-    show_results(runtime, compaction, deleted, json=chosen.json)
-    return tell_outcome(runtime, compaction)
+    show_results(runtime, compaction, deleted, json=options.json)
+    return report_outcome(runtime, compaction)
 
 
 def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitStatus:
-    """Print what a run would do."""
+    """Print the planned partitions."""
     rows = [
-        _document(each, files=len(each.sources), messages=each.messages)
-        for each in compaction.partitions
-        if each.state != "done"
+        _document(partition, files=len(partition.sources), messages=partition.messages)
+        for partition in compaction.partitions
+        if partition.state != "done"
     ]
     if json:
         write_json(runtime, {"partitions": rows})
@@ -192,31 +195,33 @@ def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitSt
 def show_results(
     runtime: Runtime, compaction: Compaction, deleted: Sequence[str], *, json: bool
 ) -> None:
-    """Print what was made."""
+    """Print the compacted partitions and the deleted archives."""
     rows = [
         _document(
-            each,
-            files=len(each.files),
-            read=sum(done.read for done in each.results),
-            duplicates=sum(done.duplicates for done in each.results),
-            rows=sum(file.rows or 0 for file in each.files),
-            bytes=sum(file.bytes for file in each.files),
+            partition,
+            files=len(partition.files),
+            read=sum(result.read for result in partition.results),
+            duplicates=sum(result.duplicates for result in partition.results),
+            rows=sum(file.rows or 0 for file in partition.files),
+            bytes=sum(file.bytes for file in partition.files),
         )
-        for each in compaction.work
+        for partition in compaction.work
     ]
     if json:
         document = {
             "partitions": rows,
             "deleted": list(deleted),
-            "misfits": sum(done.misfits for each in compaction.work for done in each.results),
+            "misfits": sum(
+                result.misfits for partition in compaction.work for result in partition.results
+            ),
         }
         write_json(runtime, document)
     elif rows:
         write_records(runtime, MADE, rows)
 
 
-def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> list[str]:
-    """Show which archives can go, ask, and delete them; return those that are gone."""
+def delete_compacted(runtime: Runtime, compaction: Compaction, *, yes: bool) -> list[str]:
+    """Show the archives that can be deleted, ask, and delete them; return the deleted ones."""
     from nsqtools.archive.compaction import delete_archive
 
     sources, kept = compaction.deletable()
@@ -225,47 +230,52 @@ def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> l
     if not sources:
         runtime.info("nsq: no archive can be deleted")
         return []
-    plan = [f"delete {each.shown} ({each.messages} messages)" for each in sources[:MOST_NAMES]]
-    if (more := len(sources) - MOST_NAMES) > 0:
-        plan.append(f"and {more} more")
+    plan = [
+        f"delete {source.shown} ({source.messages} messages)" for source in sources[:MOST_NAMES]
+    ]
+    if (unlisted := len(sources) - MOST_NAMES) > 0:
+        plan.append(f"and {unlisted} more")
     plan.append(
-        f"{len(sources)} archives with {sum(each.messages for each in sources)} messages, "
-        f"{sum(each.size for each in sources)} bytes: all of it is in verified Parquet"
+        f"{len(sources)} archives with {sum(source.messages for source in sources)} messages, "
+        f"{sum(source.size for source in sources)} bytes, all of them in verified Parquet"
     )
     if not runtime.confirm(plan, "Delete them?", yes=yes):
         return []
-    gone = []
+    deleted = []
     for source in sources:
         if delete_archive(source):
-            gone.append(source.shown)
+            deleted.append(source.shown)
         else:
             runtime.info(f"nsq: {source.shown} stays: it changed meanwhile")
-    runtime.info(f"nsq: {len(gone)} archives deleted")
-    return gone
+    runtime.info(f"nsq: {len(deleted)} archives deleted")
+    return deleted
 
 
-def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
-    """Tell what was done and what was not; return the exit status."""
-    done = [each for partition in compaction.work for each in partition.results]
-    damages = sorted({damage for each in done for damage in each.damages})
-    for shown, problem in damages:
-        runtime.print_error(f"nsq: {shown}: {problem}")
-    for each in compaction.grown:
+def report_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
+    """Report the result, damage, and skipped input; return the exit status."""
+    results = [result for partition in compaction.work for result in partition.results]
+    damages = sorted({damage for result in results for damage in result.damages})
+    for path, problem in damages:
+        runtime.print_error(f"nsq: {path}: {problem}")
+    for archive in compaction.grown:
         runtime.print_error(
-            f"nsq: {each.shown}: left out, as it has changed since it was compacted"
+            f"nsq: {archive.shown}: left out, as it has changed since it was compacted"
         )
-    opened = Counter(each.key.day for each in compaction.partitions if each.state == "open")
-    for day, count in opened.items():
+    open_days = Counter(
+        partition.key.day for partition in compaction.partitions if partition.state == "open"
+    )
+    for day, count in open_days.items():
         topics = counted(count, "topic")
-        runtime.info(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
-    if bare := sum(each.read for each in done if each.key.day is None):
+        runtime.info(f"nsq: {day} ({topics}) is left out: it has not ended, see --grace")
+    if bare := sum(result.read for result in results if result.key.day is None):
         runtime.info(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"
         )
-    read, removed = sum(each.read for each in done), sum(each.duplicates for each in done)
-    files = sum(each.file is not None for each in done)
-    if misfits := sum(each.misfits for each in done):
-        runtime.info(f"nsq: {misfits} bodies did not fit their columns: _error says why")
+    read = sum(result.read for result in results)
+    removed = sum(result.duplicates for result in results)
+    files = sum(result.file is not None for result in results)
+    if misfits := sum(result.misfits for result in results):
+        runtime.info(f"nsq: {misfits} bodies did not fit their columns: _error has the reason")
     if keys := compaction.without_columns:
         runtime.print_error(
             f"nsq: {counted(len(keys), 'partition')} without columns of --schema: rows that are "

@@ -1,21 +1,21 @@
-"""``nsq __complete_line``: what can follow the beginning of a command line, for completions/.
+"""``nsq __complete_line``: completions of a command line, for the scripts in completions/.
 
     nsq __complete_line bash 'nsq tail --mode=r' "$COMP_WORDBREAKS"
     nsq __complete_line zsh|fish nsq tail --mode=r
 
-The first line printed is ``KIND LENGTH``: files and dirs are left to the shell, words and nospace
-(no space after one) are listed below it; the first LENGTH characters of the word at the cursor
-precede the value. bash gets what begins with that word, from its last word break on, because it
-replaces no more; zsh and fish choose themselves, and get help texts.
+The first line of the output is ``KIND LENGTH``. The kinds ``files`` and ``dirs`` are completed by
+the shell. For ``words`` and ``nospace`` (no space behind the word) the completions follow, a line
+each. The first LENGTH characters of the word at the cursor precede the completed value. bash gets
+the matching completions from the last word break on, because it replaces only that part. zsh and
+fish filter themselves, and get help texts.
 
-The parser of the command reads the line with `CURSOR` in place of the last word, and the parameter
-that gets it is the one to complete. Parameters are recognized by what users see, their names and
-the word for their value, so that a new option completes like similar ones without being listed
-here.
+The command's parser reads the line with `CURSOR` in place of the last word, and the parameter that
+gets `CURSOR` is completed. Its values depend on its name and metavar, so a new option completes
+like similar options without an entry here.
 
-Names come from the cluster that the line names, while a user waits for the tab key: all ends after
-a second whatever hangs, and when anything fails there is just nothing to complete. They go into a
-command line, so names that no nsqd would take (a daemon may answer anything) are left out.
+Names are fetched from the cluster of the command line while a user waits for the tab key.
+Everything ends after `TOTAL_TIMEOUT_S`, and an error means no completions. Names become part of a
+command line, so names that are invalid for nsqd (a daemon may answer anything) are dropped.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from nsqtools.cli.registry import LISTED, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NsqError
 
-TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
-LIMIT_S = 1.0  # for everything: name resolution knows no time-out
+# For one daemon. It leaves time to show the answers of other daemons.
+TIMEOUT_S = 0.8
+# For everything, because name resolution has no timeout.
+TOTAL_TIMEOUT_S = 1.0
 
 CURSOR = "\0"
 FILES, DIRS, CLIENT_OPTIONS = "files", "dirs", "options"
@@ -46,23 +48,25 @@ TOPICS, CHANNELS, NODES, PROFILES = NAMES = ("topics", "channels", "nodes", "pro
 
 BY_NAME = {"topic": TOPICS, "channel": CHANNELS, "profile": PROFILES}
 BY_NAME |= dict.fromkeys(("consumer-opt", "producer-opt"), CLIENT_OPTIONS)
-# of the daemons
+# Flags of the daemons.
 BY_NAME |= {"data-path": DIRS}
 BY_NAME |= dict.fromkeys(("config", "tls-cert", "tls-key", "tls-root-ca-file"), FILES)
 BY_METAVAR = {"FILE": FILES, "PATH": FILES, "DIR": DIRS, "NODE": NODES}
 
+# Values of options whose type does not list them.
 CHOICES = {
     "tls-min-version": ("tls1.2", "tls1.3"),
-    # of the daemons
+    # Flags of the daemons.
     "tls-client-auth-policy": ("require", "require-verify"),
     "tls-required": ("true", "false", "tcp-https"),
 }
-"""Values of options whose type does not list them, by name."""
 
 
-class Offer(NamedTuple):
-    """What can be at the cursor: words, each with its help, and what precedes them in the word
-    that is typed: ``--mode=``."""
+class Completion(NamedTuple):
+    """Completions of the word at the cursor, each with its help.
+
+    ``prefix`` is the part of the word before the completed value: ``--mode=``.
+    """
 
     words: Sequence[tuple[str, str]] = ()
     kind: str = "words"
@@ -70,17 +74,17 @@ class Offer(NamedTuple):
 
 
 def complete_line(arguments: Sequence[str]) -> int:
-    """Print what can follow a command line, for the completion of shells."""
+    """Print the completions of a command line for a shell."""
     if len(arguments) < 3:
         raise ConfigurationError("the completion scripts of bash, zsh and fish call this")
     shell, *words = arguments
     cut = 0
     if shell == "bash":
-        words, cut = split(*words)
-    *before, current = words
-    found, kind, prefix = offer_for(before[1:], current)
+        words, cut = split_line(*words)
+    *previous, current = words
+    completions, kind, prefix = complete_words(previous[1:], current)
     lines = [f"{kind} {len(prefix)}"]
-    for word, help in found:
+    for word, help in completions:
         if shell == "zsh":
             lines.append(word.replace(":", r"\:") + ":" + help)
         elif shell == "fish":
@@ -91,8 +95,8 @@ def complete_line(arguments: Sequence[str]) -> int:
     return 0
 
 
-def split(line: str, breaks: str) -> tuple[list[str], int]:
-    """The words of a line, without quotes, and where in the last one bash's last word begins."""
+def split_line(line: str, breaks: str) -> tuple[list[str], int]:
+    """Return the words of a line without quotes, and the index of the last word break of bash."""
     words, cut, quote, is_escaped = [""], 0, "", False
     for character in line:
         if is_escaped or (quote and character != quote and (character != "\\" or quote == "'")):
@@ -111,129 +115,140 @@ def split(line: str, breaks: str) -> tuple[list[str], int]:
     return words, cut
 
 
-def offer_for(words: Sequence[str], current: str) -> Offer:
-    """What can be the word ``current`` after ``words``, which begin with the command."""
+def complete_words(words: Sequence[str], current: str) -> Completion:
+    """Complete the word ``current`` after ``words``, which begin with the command."""
     group = Group("", LISTED)
     tree: Any = command_tree()
     for at, word in enumerate(words):
         entry = group.commands.get(word)
         if entry is None:
-            return Offer()
+            return Completion()
         if isinstance(entry, Command) and entry.raw:
-            return raw_offer(entry, words[at + 1 :], current)
+            return complete_daemon(entry, words[at + 1 :], current)
         if isinstance(entry, Command):
-            return typed_offer(tree.load(word), words[at + 1 :], current)
+            return complete_command(tree.load(word), words[at + 1 :], current)
         group, tree = entry, tree.commands[word]
     if current.startswith("-"):
-        names = [(each, text) for each, text in ROOT_OPTIONS if not words or "help" in each]
-        return Offer([(name, text) for each, text in names for name in each.split(", ")])
-    return Offer(rows_of(group.commands))
+        options = [(names, help) for names, help in ROOT_OPTIONS if not words or "help" in names]
+        return Completion([(name, help) for names, help in options for name in names.split(", ")])
+    return Completion(rows_of(group.commands))
 
 
-def typed_offer(command: Any, words: Sequence[str], current: str) -> Offer:
-    """What can follow in a command whose arguments typer reads."""
+def complete_command(command: Any, words: Sequence[str], current: str) -> Completion:
+    """Complete a word of a command whose arguments typer parses."""
     context = Context(command, help_option_names=HELP_NAMES)
     prefix, typed, line = "", current, [*words, CURSOR]
     name, equals, value = current.partition("=")
     if name.startswith("--") and equals:
         prefix, typed, line = f"{name}=", value, [*words, f"{name}={CURSOR}"]
-    given, order = read_line(command, context, line)
+    values, order = parse_line(command, context, line)
     parameters = command.get_params(context)
-    options = [each for each in parameters if each.param_type_name == "option"]
-    at_cursor = [each for each in parameters if CURSOR in texts_of(given.get(each.name))]
-    is_value = prefix or any(each in options for each in at_cursor)
+    options = [option for option in parameters if option.param_type_name == "option"]
+    at_cursor = [p for p in parameters if CURSOR in as_list(values.get(p.name))]
+    is_value = prefix or any(parameter in options for parameter in at_cursor)
     if current.startswith("-") and not is_value and "--" not in words:
-        unused = [each for each in options if each not in order or each.multiple or each.count]
-        return Offer(list(spellings(unused)))
-    for each in at_cursor:
-        name = max(each.opts, key=len).lstrip("-")  # topic, of an argument or of -t, --topic
-        kind, known = value_of(name, metavar(each), choices(each))
-        if kind in NAMES and not known:
-            old, sign, _ = typed.rpartition("=")  # OLD=NEW
-            found = [(name, "") for name in names_for(kind, given)]
-            return Offer(found, prefix=prefix + old + sign)
-        return offer_of(kind, known, typed, prefix)
-    return Offer()
+        unused = [option for option in options if option not in order or option.multiple]
+        return Completion(list(spellings(unused)))
+    if not at_cursor:
+        return Completion()
+    parameter = at_cursor[0]
+    # The longest name: topic of an argument, or of -t, --topic.
+    name = max(parameter.opts, key=len).lstrip("-")
+    kind, fixed = values_for(name, metavar(parameter), choices(parameter))
+    if kind in NAMES and not fixed:
+        # The value may be OLD=NEW.
+        old, sign, _ = typed.rpartition("=")
+        names = [(name, "") for name in fetch_names(kind, values)]
+        return Completion(names, prefix=prefix + old + sign)
+    return complete_value(kind, fixed, typed, prefix)
 
 
-def read_line(
+def parse_line(
     command: Any, context: Context, line: Sequence[str]
 ) -> tuple[Mapping[str, Any], Sequence[Any]]:
-    """What a line gives to parameters, and these in their order; without the options in it that
-    the command has not, or that have a value and take none."""
+    """Return the values of parameters in a line, and the parameters in their order.
+
+    Unknown options, and switches with a value, are ignored.
+    """
     words = list(line)
     while True:
         try:
-            given, _, order = command.make_parser(context).parse_args(list(words))
-            return given, order
-        except UsageError as wrong:
-            option = getattr(wrong, "option_name", None)
-            wrong_words = [each for each in words if option and each.startswith(option)]
+            values, _, order = command.make_parser(context).parse_args(list(words))
+            return values, order
+        except UsageError as error:
+            option = getattr(error, "option_name", None)
+            wrong_words = [word for word in words if option and word.startswith(option)]
             if not wrong_words:
                 return {}, ()
             words.remove(wrong_words[0])
 
 
-def texts_of(value: Any) -> list[Any]:
-    """What a line gives to a parameter."""
+def as_list(value: Any) -> list[Any]:
+    """Return the values of a parameter as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def spellings(options: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """All names of options, with their help."""
-    for each in options:
-        if not each.hidden:
-            for name in (*sorted(each.opts, key=len), *each.secondary_opts):
-                yield name, each.help or ""
+    """Iterate over all names of options, with their help."""
+    for option in options:
+        if not option.hidden:
+            for name in (*sorted(option.opts, key=len), *option.secondary_opts):
+                yield name, option.help or ""
 
 
-def raw_offer(entry: Command, words: Sequence[str], current: str) -> Offer:
-    """What can follow in a daemon, which reads its arguments itself; flags of Go have one dash or
-    two, and their values are the next word, or for a bool behind = only."""
+def complete_daemon(entry: Command, words: Sequence[str], current: str) -> Completion:
+    """Complete a word of a daemon, which parses its arguments itself.
+
+    Flags of Go have one dash or two. Their value is the next word, or follows an equals sign. A
+    bool accepts only the latter.
+    """
     daemon: Any = entry.load()
     flags = daemon.flags()
     name, equals, typed = current.partition("=")
-    said = name if equals else words[-1] if words else ""
-    flag = flags.get(key := said.lstrip("-"))
-    if flag is not None and (equals or (said.startswith("-") and not flag.kind.is_bool)):
+    flag_word = name if equals else words[-1] if words else ""
+    flag = flags.get(key := flag_word.lstrip("-"))
+    if flag is not None and (equals or (flag_word.startswith("-") and not flag.kind.is_bool)):
         form = "true|false" if flag.kind.is_bool else flag.kind.go_name
-        return offer_of(*value_of(key, form), typed, f"{name}=" if equals else "")
+        return complete_value(*values_for(key, form), typed, f"{name}=" if equals else "")
     dashes = "--" if current.startswith("--") else "-"
-    return Offer([(dashes + each, flag.help) for each, flag in flags.items()])
+    return Completion([(dashes + name, flag.help) for name, flag in flags.items()])
 
 
-def value_of(name: str, form: str, known: tuple[str, ...] = ()) -> tuple[str, tuple[str, ...]]:
-    """What a value can be: its kind as in `BY_NAME`, and the few choices, if there are."""
-    known = known or CHOICES.get(name, ())
+def values_for(name: str, form: str, fixed: tuple[str, ...] = ()) -> tuple[str, tuple[str, ...]]:
+    """Return the kind of an option's values as in `BY_NAME`, and the fixed values if any."""
+    fixed = fixed or CHOICES.get(name, ())
     if form == "COLUMN":
         from nsqtools.cluster.stats_documents import COLUMNS
 
-        known = tuple(COLUMNS)
+        fixed = tuple(COLUMNS)
     elif name == "log-level":
         from nsqtools.server.daemon_log import LEVELS
 
-        known = LEVELS
-    if not known and "|" in form:  # hour|day|DURATION: lower-case words are typed literally
-        known = tuple(word for word in form.split("|") if not word.isupper())
-    # ARCHIVE_DIR is a DIR
-    return BY_METAVAR.get(form.rpartition("_")[2]) or BY_NAME.get(name, ""), known
+        fixed = LEVELS
+    # In a metavar such as hour|day|DURATION, lower-case words are typed literally.
+    if not fixed and "|" in form:
+        fixed = tuple(word for word in form.split("|") if not word.isupper())
+    # ARCHIVE_DIR is a DIR.
+    return BY_METAVAR.get(form.rpartition("_")[2]) or BY_NAME.get(name, ""), fixed
 
 
-def offer_of(kind: str, known: Sequence[str], typed: str, prefix: str) -> Offer:
-    """A value of which ``typed`` is there."""
-    if known or kind not in (FILES, DIRS, CLIENT_OPTIONS):
-        return Offer([(each, "") for each in known], prefix=prefix)
+def complete_value(kind: str, fixed: Sequence[str], typed: str, prefix: str) -> Completion:
+    """Complete a value that begins with ``typed``."""
+    if fixed or kind not in (FILES, DIRS, CLIENT_OPTIONS):
+        return Completion([(value, "") for value in fixed], prefix=prefix)
     if kind != CLIENT_OPTIONS:
-        return Offer(kind=kind, prefix=prefix)
+        return Completion(kind=kind, prefix=prefix)
     from nsqtools.client.options import CLIENT_OPTIONS as ALL
 
     options = [(f"{name}=", option.metadata["help"]) for name, option in ALL.items()]
-    return Offer([] if set("=,") & set(typed) else options, "nospace", prefix)
+    return Completion([] if set("=,") & set(typed) else options, "nospace", prefix)
 
 
-def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
-    """The names of the configuration file, or of the cluster that the options of a line name; none
-    when no daemon answers. Channels are those of its topic, or of all topics."""
+def fetch_names(kind: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the profiles, or names from the cluster that a line with ``values`` uses.
+
+    Channels are those of the line's topic, or of all topics. Returns nothing if no daemon answers.
+    """
     runtime = Runtime.of_process()
     if kind == PROFILES:
         from nsqtools.settings import config_path, profile_names
@@ -242,21 +257,21 @@ def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
     from nsqtools.cluster.topics import fetch_channels, fetch_topics
     from nsqtools.protocol.names import is_valid_name
 
-    cluster = cluster_of(given, runtime)
-    limit = Timer(LIMIT_S, os._exit, (0,))
+    settings = cluster_from_line(values, runtime)
+    limit = Timer(TOTAL_TIMEOUT_S, os._exit, (0,))
     limit.daemon = True
     limit.start()
     try:
-        with cluster.open(TIMEOUT_S) as opened:
+        with settings.open(TIMEOUT_S) as cluster:
             if kind == NODES:
-                nsqds, _ = opened.nsqds()
-                # host:port or a URL, with nothing in it that means more to a shell
-                return [each for each in nsqds if re.fullmatch(r"[\w.:/-]+", each, re.ASCII)]
+                nsqds, _ = cluster.nsqds()
+                # host:port or a URL, without characters that are special in a shell.
+                return [nsqd for nsqd in nsqds if re.fullmatch(r"[\w.:/-]+", nsqd, re.ASCII)]
             if kind == TOPICS:
-                names: Iterable[str] = fetch_topics(opened)[0]
+                names: Iterable[str] = fetch_topics(cluster)[0]
             else:
-                topic = [None, *texts_of(given.get("topic"))][-1]
-                names = fetch_channels(opened, topic or "")
+                topic = [None, *as_list(values.get("topic"))][-1]
+                names = fetch_channels(cluster, topic or "")
     except NsqError:
         return []
     finally:
@@ -264,12 +279,12 @@ def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
     return sorted(filter(is_valid_name, names))
 
 
-def cluster_of(given: Mapping[str, Any], runtime: Runtime) -> ClusterSettings:
-    """The cluster, read from what a line gives as a command reads it. Raises `NsqError`."""
-    asking = parser_of("names", cluster_connection)
-    context = Context(asking, obj=runtime)
-    for each in sorted(asking.params, key=lambda each: not each.is_eager):
-        set_converter(each)
-        each.handle_parse_result(context, given, [])
-    cluster: ClusterSettings = asking.invoke(context)
-    return cluster
+def cluster_from_line(values: Mapping[str, Any], runtime: Runtime) -> ClusterSettings:
+    """Return the cluster that a command with these values would use. Raises `NsqError`."""
+    parser = parser_of("names", cluster_connection)
+    context = Context(parser, obj=runtime)
+    for parameter in sorted(parser.params, key=lambda parameter: not parameter.is_eager):
+        set_converter(parameter)
+        parameter.handle_parse_result(context, values, [])
+    settings: ClusterSettings = parser.invoke(context)
+    return settings

@@ -1,6 +1,6 @@
-"""The flags of the six utilities of nsq 1.3.0, and what a Go command line is in ours. Pure.
+"""Translate command lines of the six utilities of nsq 1.3.0 to those of nsq. Pure.
 
-The native line means the same where that can be said; nsq-migration(7) has the differences.
+The translation has the same meaning as far as possible. nsq-migration(7) lists the differences.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from nsqtools.server.go_flags import FLOAT, KIND_OF, Flag
 Flags = dict[str, Flag]
 
 
-def _flags(*rows: tuple[Any, ...]) -> Flags:
-    """Flags from rows of name, default, help, and the kind where the default does not tell it."""
+def _flags_of_rows(*rows: tuple[Any, ...]) -> Flags:
+    """Return flags from rows of name, default, help, and kind if the default does not imply it."""
     flags = {}
     for name, default, help, *kind in rows:
         flags[name] = Flag(name, kind[0] if kind else KIND_OF[type(default)], help, default)
     return dict(sorted(flags.items()))
 
 
-_SEVERAL = "(may be given multiple times)"
+_SEVERAL = "(may be values multiple times)"
 _NSQD = ("nsqd-tcp-address", (), f"nsqd TCP address {_SEVERAL}")
 _LOOKUPD = ("lookupd-http-address", (), f"lookupd HTTP address {_SEVERAL}")
 _VERSION = ("version", False, "print version string")
 _IN_FLIGHT = ("max-in-flight", 200, "max number of messages to allow in flight")
 _CONFIG = "http://godoc.org/github.com/nsqio/go-nsq#Config)"
-_PASSED = "option to passthrough to nsq.{} (may be given multiple times, "
+_PASSED = "option to passthrough to nsq.{} (may be values multiple times, "
 _CONSUMER = ("consumer-opt", (), _PASSED.format("Consumer") + _CONFIG)
 _PRODUCER = ("producer-opt", (), _PASSED.format("Producer") + "see " + _CONFIG)
 _CONNECT = ("http-client-connect-timeout", 2.0, "timeout for HTTP connect")
@@ -47,8 +47,8 @@ _MODE = (
 )
 
 UTILITIES: dict[str, Flags] = {
-    "nsq_tail": _flags(
-        ("topic", (), "NSQ topic (may be given multiple times)"),
+    "nsq_tail": _flags_of_rows(
+        ("topic", (), "NSQ topic (may be values multiple times)"),
         ("channel", "", "NSQ channel"),
         _IN_FLIGHT,
         ("n", 0, "total messages to show (will wait if starved)"),
@@ -58,26 +58,26 @@ UTILITIES: dict[str, Flags] = {
         _CONSUMER,
         _VERSION,
     ),
-    "to_nsq": _flags(
+    "to_nsq": _flags_of_rows(
         ("topic", "", "NSQ topic to publish to"),
         ("delimiter", "\n", "character to split input from stdin"),
         ("rate", 0, "Throttle messages to n/second. 0 to disable"),
-        ("nsqd-tcp-address", (), "destination nsqd TCP address (may be given multiple times)"),
+        ("nsqd-tcp-address", (), "destination nsqd TCP address (may be values multiple times)"),
         _PRODUCER,
     ),
-    "nsq_stat": _flags(
+    "nsq_stat": _flags_of_rows(
         ("topic", "", "NSQ topic"),
         ("channel", "", "NSQ channel"),
         ("interval", 2.0, "duration of time between polling/printing output"),
         ("count", 0, "number of reports"),
-        ("nsqd-http-address", (), "nsqd HTTP address (may be given multiple times)"),
+        ("nsqd-http-address", (), "nsqd HTTP address (may be values multiple times)"),
         _LOOKUPD,
         _CONNECT,
         _REQUEST,
         _VERSION,
     ),
-    "nsq_to_file": _flags(
-        ("topic", (), "nsq topic (may be given multiple times)"),
+    "nsq_to_file": _flags_of_rows(
+        ("topic", (), "nsq topic (may be values multiple times)"),
         ("topic-pattern", "", "only log topics matching the following pattern"),
         ("topic-refresh", 60.0, "how frequently the topic list should be refreshed"),
         ("channel", "nsq_to_file", "nsq channel"),
@@ -106,8 +106,8 @@ UTILITIES: dict[str, Flags] = {
         _REQUEST,
         _VERSION,
     ),
-    "nsq_to_nsq": _flags(
-        ("topic", (), "nsq topic (may be given multiple times)"),
+    "nsq_to_nsq": _flags_of_rows(
+        ("topic", (), "nsq topic (may be values multiple times)"),
         ("channel", "nsq_to_nsq", "nsq channel"),
         ("destination-topic", "", "use this destination topic for all consumed topics"),
         ("destination-nsqd-tcp-address", (), f"destination nsqd TCP address {_SEVERAL}"),
@@ -123,7 +123,7 @@ UTILITIES: dict[str, Flags] = {
         _PRODUCER,
         _VERSION,
     ),
-    "nsq_to_http": _flags(
+    "nsq_to_http": _flags_of_rows(
         ("topic", "", "nsq topic"),
         ("channel", "nsq_to_http", "nsq channel"),
         ("n", 100, "number of concurrent publishers"),
@@ -131,7 +131,7 @@ UTILITIES: dict[str, Flags] = {
         ("post", (), "HTTP address to make a POST request to. Data in body"),
         ("get", (), "HTTP address to make a GET request to. '%s' is replaced by the data"),
         ("content-type", "application/octet-stream", "the Content-Type of POST requests"),
-        ("header", (), "Custom header for HTTP requests (may be given multiple times)"),
+        ("header", (), "Custom header for HTTP requests (may be values multiple times)"),
         ("http-client-request-timeout", 20.0, "timeout for HTTP request"),
         _IN_FLIGHT,
         _STATUS,
@@ -145,33 +145,33 @@ UTILITIES: dict[str, Flags] = {
 }
 
 
-Given = Mapping[str, Any]
+FlagValues = Mapping[str, Any]
 
 
 class GoFatal(Exception):
-    """What the utility would refuse, in its words; the exit status is 1."""
+    """A command line that the utility would refuse, with its message. The exit status is 1."""
 
 
-def _need(is_met: object, otherwise: str) -> None:
+def _need(is_met: object, message: str) -> None:
     if not is_met:
-        raise GoFatal(otherwise)
+        raise GoFatal(message)
 
 
-def _each(flag: str, values: Sequence[str]) -> list[str]:
+def _repeat(flag: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (flag, value)]
 
 
-def _same(given: Given, *names: str) -> list[str]:
-    """The flags that are options of the same name; empty ones are left out."""
+def _unchanged(values: FlagValues, *names: str) -> list[str]:
+    """Return the flags that are options of the same name, except empty ones."""
     argv = []
     for name in names:
-        match given[name]:
+        match values[name]:
             case "" | False:
                 continue
             case True:
                 argv.append(f"--{name}")
-            case tuple(values):
-                argv += _each(f"--{name}", values)
+            case tuple(texts):
+                argv += _repeat(f"--{name}", texts)
             case float(seconds):
                 argv += [f"--{name}", format_duration(seconds)]
             case value:
@@ -179,111 +179,113 @@ def _same(given: Given, *names: str) -> list[str]:
     return argv
 
 
-def _check_source(given: Given, nsqd: str = "nsqd-tcp-address") -> None:
-    lookupd = given["lookupd-http-address"]
-    _need(given[nsqd] or lookupd, f"--{nsqd} or --lookupd-http-address required")
-    _need(not (given[nsqd] and lookupd), f"use --{nsqd} or --lookupd-http-address not both")
+def _check_source(values: FlagValues, nsqd: str = "nsqd-tcp-address") -> None:
+    lookupd = values["lookupd-http-address"]
+    _need(values[nsqd] or lookupd, f"--{nsqd} or --lookupd-http-address required")
+    _need(not (values[nsqd] and lookupd), f"use --{nsqd} or --lookupd-http-address not both")
 
 
-def _source(given: Given) -> list[str]:
-    same = _same(given, "nsqd-tcp-address", "lookupd-http-address", "max-in-flight")
-    # there the flag, its default too, takes the place of go-nsq's option
-    options = [each for each in given["consumer-opt"] if split_option(each)[0] != "max_in_flight"]
-    return [*same, *_each("-X", options)]
+def _source(values: FlagValues) -> list[str]:
+    argv = _unchanged(values, "nsqd-tcp-address", "lookupd-http-address", "max-in-flight")
+    # In the utilities the flag overrides go-nsq's option, even with its default.
+    options = [text for text in values["consumer-opt"] if split_option(text)[0] != "max_in_flight"]
+    return [*argv, *_repeat("-X", options)]
 
 
-def _tail(given: Given) -> list[str]:
-    _need(given["topic"], "--topic is required")
-    _check_source(given)
-    argv = ["tail", *_same(given, "topic", "channel")]
-    if given["n"] > 0:
-        argv += ["--count", str(given["n"])]
-    argv += _same(given, "print-topic")
-    return [*argv, *_source(given), "--create"]
+def _tail(values: FlagValues) -> list[str]:
+    _need(values["topic"], "--topic is required")
+    _check_source(values)
+    argv = ["tail", *_unchanged(values, "topic", "channel")]
+    if values["n"] > 0:
+        argv += ["--count", str(values["n"])]
+    argv += _unchanged(values, "print-topic")
+    return [*argv, *_source(values), "--create"]
 
 
-def _to_nsq(given: Given) -> list[str]:
-    _need(given["topic"], "--topic is required")
-    _need(given["nsqd-tcp-address"], "--nsqd-tcp-address required")
-    delimiter = given["delimiter"].encode("utf-8", "surrogateescape")
+def _to_nsq(values: FlagValues) -> list[str]:
+    _need(values["topic"], "--topic is required")
+    _need(values["nsqd-tcp-address"], "--nsqd-tcp-address required")
+    delimiter = values["delimiter"].encode("utf-8", "surrogateescape")
     _need(len(delimiter) == 1, "--delimiter must be a single byte")
-    argv = ["pub", *_same(given, "topic"), "--mode", "all"]
-    if given["delimiter"] != "\n":
-        argv += ["--delimiter", given["delimiter"].replace("\\", "\\\\")]
-    if given["rate"] > 0:
-        argv += _same(given, "rate")
-    return [*argv, "--retry-timeout", "0s", *_same(given, "nsqd-tcp-address", "producer-opt")]
+    argv = ["pub", *_unchanged(values, "topic"), "--mode", "all"]
+    if values["delimiter"] != "\n":
+        argv += ["--delimiter", values["delimiter"].replace("\\", "\\\\")]
+    if values["rate"] > 0:
+        argv += _unchanged(values, "rate")
+    return [*argv, "--retry-timeout", "0s", *_unchanged(values, "nsqd-tcp-address", "producer-opt")]
 
 
-def _stat(given: Given) -> list[str]:
-    _need(given["topic"] and given["channel"], "--topic and --channel are required")
-    _need(given["interval"] > 0, "--interval should be positive")
-    _check_timeouts(given)
-    _need(given["count"] >= 0, "--count should be positive")
-    _check_source(given, "nsqd-http-address")
-    for address in (*given["nsqd-http-address"], *given["lookupd-http-address"]):
+def _stat(values: FlagValues) -> list[str]:
+    _need(values["topic"] and values["channel"], "--topic and --channel are required")
+    _need(values["interval"] > 0, "--interval should be positive")
+    _check_timeouts(values)
+    _need(values["count"] >= 0, "--count should be positive")
+    _check_source(values, "nsqd-http-address")
+    for address in (*values["nsqd-http-address"], *values["lookupd-http-address"]):
         is_url = address.startswith(("http://", "https://"))
         _need(not is_url, "address should not contain scheme")
-    argv = ["stat", *_same(given, "topic", "channel", "interval")]
-    if given["count"]:
-        argv += _same(given, "count")
-    argv += _same(given, "nsqd-http-address", "lookupd-http-address")
-    return [*argv, "--timeout", format_duration(given["http-client-request-timeout"])]
+    argv = ["stat", *_unchanged(values, "topic", "channel", "interval")]
+    if values["count"]:
+        argv += _unchanged(values, "count")
+    argv += _unchanged(values, "nsqd-http-address", "lookupd-http-address")
+    return [*argv, "--timeout", format_duration(values["http-client-request-timeout"])]
 
 
-def _check_timeouts(given: Given) -> None:
+def _check_timeouts(values: FlagValues) -> None:
     for flag in ("http-client-connect-timeout", "http-client-request-timeout"):
-        _need(given[flag] > 0, f"--{flag} should be positive")
+        _need(values[flag] > 0, f"--{flag} should be positive")
 
 
 LOG_LEVELS = {"debug": ["-vv"], "info": ["--verbose"], "warn": []}
 LOG_LEVELS |= {level: ["--quiet"] for level in ("error", "fatal")}
 
 
-def _to_file(given: Given) -> list[str]:
-    _need(given["log-level"].lower() in LOG_LEVELS, "--log-level is invalid")
-    _need(given["channel"], "--channel is required")
-    _check_timeouts(given)
-    _check_source(given)
-    level = given["gzip-level"]
+def _to_file(values: FlagValues) -> list[str]:
+    _need(values["log-level"].lower() in LOG_LEVELS, "--log-level is invalid")
+    _need(values["channel"], "--channel is required")
+    _check_timeouts(values)
+    _check_source(values)
+    level = values["gzip-level"]
     _need(1 <= level <= 9, f"invalid --gzip-level value ({level}), should be 1-9")
-    _need(given["topic"] or given["topic-pattern"], "--topic or --topic-pattern required")
+    _need(values["topic"] or values["topic-pattern"], "--topic or --topic-pattern required")
     _need(
-        given["topic"] or given["lookupd-http-address"],
+        values["topic"] or values["lookupd-http-address"],
         "--lookupd-http-address must be specified when no --topic specified",
     )
-    _need(given["sync-interval"] > 0, "--sync-interval should be positive")
-    _need(given["max-in-flight"] >= 1, "--max-in-flight should be positive")
-    topics, pattern = _chosen_topics(given)
-    argv = ["to-file", "--format", "raw", *_each("--topic", topics)]
+    _need(values["sync-interval"] > 0, "--sync-interval should be positive")
+    _need(values["max-in-flight"] >= 1, "--max-in-flight should be positive")
+    topics, pattern = _matching_topics(values)
+    argv = ["to-file", "--format", "raw", *_repeat("--topic", topics)]
     if pattern:
-        argv += _same(given, "topic-pattern", "topic-refresh")
-    argv += _same(given, "channel", "output-dir", "work-dir", "host-identifier")
-    is_moved = given["work-dir"] not in ("", given["output-dir"])
-    has_rev = given["gzip"] or given["rotate-size"] > 0 or given["rotate-interval"] > 0 or is_moved
-    name = given["filename-format"]
-    argv += ["--datetime-format", given["datetime-format"]]
+        argv += _unchanged(values, "topic-pattern", "topic-refresh")
+    argv += _unchanged(values, "channel", "output-dir", "work-dir", "host-identifier")
+    is_moved = values["work-dir"] not in ("", values["output-dir"])
+    has_rev = (
+        values["gzip"] or values["rotate-size"] > 0 or values["rotate-interval"] > 0 or is_moved
+    )
+    name = values["filename-format"]
+    argv += ["--datetime-format", values["datetime-format"]]
     argv += ["--filename-format", name if has_rev else name.replace("<REV>", "")]
-    # --file-mode is exact, and nsq_to_file has its modes cut by the umask.
-    file_mode, folder_mode = (f"{mode & ~given['umask']:o}" for mode in (0o666, 0o770))
+    # --file-mode is exact, but the modes of nsq_to_file are restricted by the umask.
+    file_mode, folder_mode = (f"{mode & ~values['umask']:o}" for mode in (0o666, 0o770))
     argv += ["--file-mode", file_mode, "--dir-mode", folder_mode]
-    if given["gzip"]:
-        argv += _same(given, "gzip", "gzip-level")
-    if not given["skip-empty-files"]:
+    if values["gzip"]:
+        argv += _unchanged(values, "gzip", "gzip-level")
+    if not values["skip-empty-files"]:
         argv.append("--no-skip-empty-files")
-    if given["rotate-size"] > 0:
-        argv += ["--rotate-text-size", str(given["rotate-size"])]
-    if given["rotate-interval"] > 0:
-        argv += ["--rotate-age", format_duration(given["rotate-interval"])]
-    argv += [*_same(given, "sync-interval"), *_source(given)]
-    timeout = format_duration(given["http-client-request-timeout"])
-    argv += ["-X", f"lookupd_poll_timeout={timeout}", *LOG_LEVELS[given["log-level"].lower()]]
+    if values["rotate-size"] > 0:
+        argv += ["--rotate-text-size", str(values["rotate-size"])]
+    if values["rotate-interval"] > 0:
+        argv += ["--rotate-age", format_duration(values["rotate-interval"])]
+    argv += [*_unchanged(values, "sync-interval"), *_source(values)]
+    timeout = format_duration(values["http-client-request-timeout"])
+    argv += ["-X", f"lookupd_poll_timeout={timeout}", *LOG_LEVELS[values["log-level"].lower()]]
     return [*argv, "--create"]
 
 
-def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
-    """The topics given, as far as they match the pattern; or the pattern, for those to find."""
-    topics, pattern = tuple(dict.fromkeys(given["topic"])), given["topic-pattern"]
+def _matching_topics(values: FlagValues) -> tuple[Sequence[str], str]:
+    """Return the topics of --topic that match the pattern, or the pattern without --topic."""
+    topics, pattern = tuple(dict.fromkeys(values["topic"])), values["topic-pattern"]
     if not (topics and pattern):
         return topics, pattern
     try:
@@ -297,54 +299,55 @@ def _chosen_topics(given: Given) -> tuple[Sequence[str], str]:
 MODES = ("round-robin", "hostpool", "epsilon-greedy")
 
 
-def _to_nsq_mirror(given: Given) -> list[str]:
-    _need(given["topic"], "--topic is required")
-    _check_source(given)
-    _need(given["destination-nsqd-tcp-address"], "--destination-nsqd-tcp-address required")
+def _to_nsq_mirror(values: FlagValues) -> list[str]:
+    _need(values["topic"], "--topic is required")
+    _check_source(values)
+    _need(values["destination-nsqd-tcp-address"], "--destination-nsqd-tcp-address required")
     destination = ("destination-topic", "destination-nsqd-tcp-address")
     json_fields = ("require-json-field", "require-json-value", "whitelist-json-field")
-    argv = ["to-nsq", *_same(given, "topic", "channel", *destination, *json_fields)]
-    return [*argv, *_source(given), *_same(given, "producer-opt"), "--create"]
+    argv = ["to-nsq", *_unchanged(values, "topic", "channel", *destination, *json_fields)]
+    return [*argv, *_source(values), *_unchanged(values, "producer-opt"), "--create"]
 
 
-def _to_http(given: Given) -> list[str]:
-    _need(given["topic"], "--topic is required")
-    _check_source(given)
-    _check_timeouts(given)
-    gets, posts = given["get"], given["post"]
+def _to_http(values: FlagValues) -> list[str]:
+    _need(values["topic"], "--topic is required")
+    _check_source(values)
+    _check_timeouts(values)
+    gets, posts = values["get"], values["post"]
     _need(gets or posts, "--get or --post required")
     _need(not (gets and posts), "use --get or --post not both")
     are_templates = all(url.count("%s") == 1 for url in gets)
     _need(are_templates, "invalid GET address - must be a printf string")
-    usual = "application/octet-stream"
-    _need(posts or given["content-type"] == usual, "--content-type only used with --post")
-    _need(given["content-type"], "--content-type requires a value when used")
-    _need(0.0 <= given["sample"] <= 1.0, "ERROR: --sample must be between 0.0 and 1.0")
-    argv = ["to-http", *_same(given, "topic", "channel")]
-    argv += _each("--get", [_template(url).replace("%s", "{body:url}") for url in gets])
-    argv += _each("--post", list(map(_template, posts)))
-    if given["mode"] not in MODES:
+    default_type = "application/octet-stream"
+    _need(posts or values["content-type"] == default_type, "--content-type only used with --post")
+    _need(values["content-type"], "--content-type requires a value when used")
+    _need(0.0 <= values["sample"] <= 1.0, "ERROR: --sample must be between 0.0 and 1.0")
+    argv = ["to-http", *_unchanged(values, "topic", "channel")]
+    argv += _repeat("--get", [_template(url).replace("%s", "{body:url}") for url in gets])
+    argv += _repeat("--post", list(map(_template, posts)))
+    if values["mode"] not in MODES:
         argv += ["--mode", "all"]
-    argv += ["--concurrency", str(given["n"])]
-    if given["sample"] < 1:
-        argv += ["--sample", str(given["sample"])]
-    if given["content-type"] != usual:
-        argv += _same(given, "content-type")
-    for name, value in _headers(given["header"]):
+    argv += ["--concurrency", str(values["n"])]
+    if values["sample"] < 1:
+        argv += ["--sample", str(values["sample"])]
+    if values["content-type"] != default_type:
+        argv += _unchanged(values, "content-type")
+    for name, value in _headers(values["header"]):
         argv += ["--header", f"{name}: {value}"]
-    argv += _same(given, "http-client-connect-timeout", "http-client-request-timeout")
+    argv += _unchanged(values, "http-client-connect-timeout", "http-client-request-timeout")
     accepted = ["2xx=retry", "200=ok"] if gets else []
-    argv += ["--no-metadata", *_each("--on-status", [*accepted, "3xx=retry", "4xx=retry"])]
-    return [*argv, "--redirects", "follow", *_source(given), "--create"]
+    argv += ["--no-metadata", *_repeat("--on-status", [*accepted, "3xx=retry", "4xx=retry"])]
+    return [*argv, "--redirects", "follow", *_source(values), "--create"]
 
 
-NEVER_SENT = ("host", "content-length", "transfer-encoding", "trailer")  # by Go, if given so
+# Go ignores these headers in a request's header map.
+NEVER_SENT = ("host", "content-length", "transfer-encoding", "trailer")
 
 
-def _headers(given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The headers that Go sends, with their templates: of several of a name the last."""
+def _headers(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Return the headers that Go sends, with their templates; of a repeated name the last."""
     headers = {"user-agent": ("User-Agent", "nsq_to_http v1.3.0")}
-    for header in given:
+    for header in texts:
         name, colon, value = (part.strip() for part in header.partition(":"))
         _need(colon and name and value, "--header value format should be 'key=value'")
         headers[name.lower()] = (name, _template(value))
@@ -352,10 +355,11 @@ def _headers(given: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _template(text: str) -> str:
-    """Text as a template that gives it back."""
+    """Return a template that expands to ``text``."""
     return text.replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
 
 
 _IN_ORDER = (_tail, _to_nsq, _stat, _to_file, _to_nsq_mirror, _to_http)
+# Functions that translate the flags of a utility to a command line without ``nsq``. They raise
+# `GoFatal`.
 TRANSLATORS = dict(zip(UTILITIES, _IN_ORDER, strict=True))
-"""What makes the native command line, without ``nsq``, of all flags of a utility, or `GoFatal`."""

@@ -108,17 +108,17 @@ def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
     from nsqtools.cluster.topics import describe_registered_only
 
     warn_of_deprecation("lookup", listing.runtime)
-    with listing.open(LOOKUP) as opened:
-        where = lookup_topic(opened, topic)
-    if not where.nodes:
+    with listing.open(LOOKUP) as cluster:
+        answer = lookup_topic(cluster, topic)
+    if not answer.nodes:
         listing.runtime.info(f"nsq: {describe_registered_only(f'topic {topic}')}")
-    nodes = [node._asdict() for node in where.nodes]
+    nodes = [node._asdict() for node in answer.nodes]
     if listing.form.is_document:
-        document = {"topic": topic, "channels": where.channels, "nodes": nodes}
+        document = {"topic": topic, "channels": answer.channels, "nodes": nodes}
         write_json(listing.runtime, document)
     else:
         listing.write_records(LOOKUP, nodes)
-    return report_unreachable(where.failures, listing.runtime)
+    return report_unreachable(answer.failures, listing.runtime)
 
 
 def ping(*, listing: ClusterListing) -> int:
@@ -132,8 +132,8 @@ def ping(*, listing: ClusterListing) -> int:
     """
     from nsqtools.cluster.inventory import ping as ping_all
 
-    with listing.open(PING) as opened:
-        pongs = ping_all(opened)
+    with listing.open(PING) as cluster:
+        pongs = ping_all(cluster)
     listing.write_records(PING, [pong._asdict() for pong in pongs])
     dead = sum(bool(pong.error) for pong in pongs)
     if not dead:
@@ -152,8 +152,8 @@ def info(*, listing: ClusterListing) -> int:
     from nsqtools.http.http_api import NsqdHTTPClient
 
     warn_of_deprecation("info", listing.runtime)
-    with listing.open(INFO) as opened:
-        answers, failures = opened.ask_nsqds(NsqdHTTPClient.info)
+    with listing.open(INFO) as cluster:
+        answers, failures = cluster.ask_nsqds(NsqdHTTPClient.info)
     documents = [
         {"node": address, **answer, "start_time": moment_text(answer.get("start_time"))}
         for address, answer in answers.items()
@@ -190,8 +190,8 @@ def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing
     """
     from nsqtools.cluster.admin import plan_tombstone
 
-    with change.cluster.open(CHANGE_TIMEOUT_S) as opened:
-        return change.carry_out(opened, plan_tombstone(opened, topic, node), yes=yes)
+    with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
+        return change.carry_out(cluster, plan_tombstone(cluster, topic, node), yes=yes)
 
 
 IN_FLIGHT = 500
@@ -281,14 +281,15 @@ def drain(
     from nsqtools.cluster.drain import DRAIN_CHANNEL, Drain
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT)
-    options = replace(defaults.with_options(settings), sample_rate=0)  # nsqd discards the rest
+    # With a sample rate nsqd would discard the other messages.
+    options = replace(defaults.with_options(settings), sample_rate=0)
     if to is None:
         return drain_channels(node, options, channels, form, runtime)
     access = http_access(options, (node, to))
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
         plan = service.plan()
-        status = tell_what_stays(plan.left, runtime)
+        status = report_remaining(plan.left, runtime)
         if not form.dry_run and plan.moves:
             question = f"Go on, to {short_address(cluster.nsqd(to).url)}?"
             if not runtime.confirm([move.line() for move in plan.moves], question, yes=form.yes):
@@ -304,7 +305,7 @@ def drain(
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
 
 
-def tell_what_stays(lines: Sequence[str], runtime: Runtime) -> ExitStatus:
+def report_remaining(lines: Sequence[str], runtime: Runtime) -> ExitStatus:
     """Print the queues that a drain leaves; return the exit status."""
     for line in lines:
         runtime.print_error(f"nsq: stays: {line}")
@@ -336,7 +337,7 @@ def drain_channels(
             runtime.print_error(f"nsq: {exc}; what {place} has of it is delivered")
             moves, stays = [], []
             left = None
-        status = tell_what_stays(stays, runtime)
+        status = report_remaining(stays, runtime)
         moved = Counter[tuple[str, str]]()
         if not form.dry_run:
             lines = [*(move.line() for move in moves), "what is published meanwhile is moved, too"]

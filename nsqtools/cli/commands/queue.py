@@ -1,6 +1,6 @@
-"""``nsq queue``: what the data directory of an nsqd holds, read without touching it.
+"""``nsq queue``: read the data directory of an nsqd without changing it.
 
-Damage is reported on stderr, a line each, and the exit status is 6.
+Each damage is reported in a line on stderr, and then the exit status is 6.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ DataPath = Annotated[
 
 _QUEUES = "topic channel messages deferred bytes oldest newest files state memory"
 QUEUES = tuple(_QUEUES.split())
-AT_ONCE = 1000
+BATCH_MESSAGES = 1000
 
 
 def https_settings(
     context: Context,
     flags: Annotated[
         dict[str, Any],
-        Provided(subset(ClientFlags, *(each for each in HTTPS_FLAGS if "tls_" in each))),
+        Provided(subset(ClientFlags, *(name for name in HTTPS_FLAGS if "tls_" in name))),
     ],
 ) -> dict[str, str]:
-    """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
+    """Return the options for requests to nsqd over HTTPS, as text under go-nsq's names."""
     return texts_of(effective_options(context))
 
 
 def list_(
     data_path: DataPath,
     nsqd_http_address: str | None = opt(
-        "HOST:PORT", "The nsqd that runs there: how much it has in memory."
+        "HOST:PORT", "The running nsqd, to show how much it has in memory."
     ),
     *,
     settings: Annotated[dict[str, str], Provided(https_settings)],
@@ -61,10 +61,10 @@ def list_(
 ) -> int:
     """List the queues in a data directory, and their state.
 
-    What a queue holds is good or damaged. Files and databases are orphaned that no nsqd.dat or no
-    metadata knows, set aside that nsqd renamed to .bad or copied to .damaged.N because they lost
-    messages, and read when their nsqd is past them. What nsqd has in memory is not in its files.
-    The exit status is 6 when something is damaged.
+    The state of a queue is good or damaged. Its other files and databases are orphaned if they are
+    not in nsqd.dat or the metadata, set aside if nsqd renamed them to .bad or copied them to
+    .damaged.N because they lost messages, and read if nsqd is past them. Messages in memory are not
+    in the files. The exit status is 6 if anything is damaged.
 
     Examples:
         nsq queue list /var/lib/nsqd
@@ -73,61 +73,64 @@ def list_(
     from nsqtools.server.stored_queues import DUE_FILE, GOOD, StoredQueues
 
     form.check(QUEUES)
-    memory = None if nsqd_http_address is None else in_memory(nsqd_http_address, settings)
+    memory = None if nsqd_http_address is None else count_in_memory(nsqd_http_address, settings)
     damage = DamageReporter(runtime)
     rows: list[tuple[str | int | None, ...]] = []
     with StoredQueues(data_path) as stored:
-        for queue in reported(stored, damage):
+        for queue in report_queues(stored, damage):
             states = list(dict.fromkeys(part.state for part in queue.parts)) or [GOOD]
             for state in states:
                 parts = [part for part in queue.parts if part.state == state]
-                before = damage.count
+                damages = damage.count
                 figures = figures_of(parts, damage)
-                is_damaged = state == GOOD and (damage.count > before or bool(queue.problems))
-                held = None
+                is_damaged = state == GOOD and (damage.count > damages or bool(queue.problems))
+                in_memory = None
                 if memory is not None and state == states[0]:
-                    held = memory.get((queue.topic, queue.channel), 0)
-                shown = "damaged" if is_damaged else state
-                rows.append((queue.topic, queue.channel or None, *figures, len(parts), shown, held))
+                    in_memory = memory.get((queue.topic, queue.channel), 0)
+                state_name = "damaged" if is_damaged else state
+                names = queue.topic, queue.channel or None
+                rows.append((*names, *figures, len(parts), state_name, in_memory))
         write_listing(runtime, QUEUES, rows, form, optional=("memory", "deferred", "bytes"))
-        if times_kept := sum(map(len, stored.due.values())):
+        if deferred := sum(map(len, stored.due.values())):
             runtime.info(
                 f"nsq: {data_path / DUE_FILE} has the times of "
-                f"{counted(times_kept, 'deferred message')}: after nsq nsqd --recover-only "
-                "--durable they are deferred still, else they are delivered at once"
+                f"{counted(deferred, 'deferred message')}: after nsq nsqd --recover-only "
+                "--durable they stay deferred, otherwise they are delivered immediately"
             )
         if memory is not None and not stored.is_durable:
             runtime.info(f"nsq: {counted(sum(memory.values()), 'message')} in memory, not in files")
         elif not stored.is_durable:
             runtime.info(
-                "nsq: what a running nsqd has in memory is not in its files; --nsqd-http-address "
-                "shows how much"
+                "nsq: messages in the memory of a running nsqd are not in its files; "
+                "--nsqd-http-address shows how many"
             )
     return damage.status
 
 
 def figures_of(parts: list[Part], damage: DamageReporter) -> tuple[int | str | None, ...]:
-    """Messages, deferred ones (None where files do not say), bytes, oldest and newest."""
+    """Return the messages, deferred messages (None if unknown), bytes, oldest and newest time."""
     from nsqtools.server.stored_queues import StoredRows
 
     messages = deferred = size = newest_ns = 0
     oldest_ns = sys.maxsize
     for part in parts:
-        for each in part.messages(damage, bodies=False):
+        for message in part.messages(damage, bodies=False):
             messages += 1
-            deferred += bool(each.due_ns)
-            size += each.size
-            oldest_ns = min(oldest_ns, each.timestamp_ns)
-            newest_ns = max(newest_ns, each.timestamp_ns)
-    says_due = any(isinstance(part, StoredRows) for part in parts)
+            deferred += bool(message.due_ns)
+            size += message.size
+            oldest_ns = min(oldest_ns, message.timestamp_ns)
+            newest_ns = max(newest_ns, message.timestamp_ns)
+    # Only rows of a database contain the due time.
+    has_due_times = any(isinstance(part, StoredRows) for part in parts)
     times = [
-        utc_text(each // NS, "seconds") if messages else None for each in (oldest_ns, newest_ns)
+        utc_text(time_ns // NS, "seconds") if messages else None
+        for time_ns in (oldest_ns, newest_ns)
     ]
-    return messages, deferred if says_due else None, size, *times
+    return messages, deferred if has_due_times else None, size, *times
 
 
-def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], int]:
-    """How many messages of each queue an nsqd has outside its files."""
+def count_in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], int]:
+    """Return the number of messages of each queue that an nsqd has outside its files."""
     from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.queue_rows import rows_of_topic
@@ -140,16 +143,16 @@ def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], i
     return {(row.topic, row.channel): row.memory + row.in_flight + row.deferred for row in rows}
 
 
-def reported(
+def report_queues(
     stored: StoredQueues,
     damage: DamageReporter,
     topic: str | None = None,
     channel: str | None = None,
 ) -> Iterator[StoredQueue]:
-    """Iterate over queues as `chosen` does; report what is known before messages are read."""
+    """Iterate over the selected queues, and report their problems before messages are read."""
     for path, problem in stored.problems:
         damage(path, problem)
-    for queue in chosen(stored.queues, topic, channel):
+    for queue in select_queues(stored.queues, topic, channel):
         for path, problem in queue.problems:
             damage(path, problem)
         yield queue
@@ -167,10 +170,10 @@ def cat(
 ) -> int:
     """Print the messages that wait in a queue.
 
-    Nothing is delivered: attempts stay as they are, and consumers see nothing. Without --channel
-    each message that waits in the topic or in one of its channels is printed once. What is damaged
-    is skipped and reported on stderr, as are messages to which --where or --pick cannot be applied;
-    then the exit status is 6. Files that are set aside are not printed: see nsq queue recover.
+    Nothing is delivered: attempts do not change, and consumers are not affected. Without --channel
+    each message in the topic or in one of its channels is printed once. Damage is skipped and
+    reported on stderr, as are messages to which --where or --pick cannot be applied; then the exit
+    status is 6. Files that are set aside are not printed: see nsq queue recover.
 
     Examples:
         nsq queue cat /var/lib/nsqd -t clicks -c archive -n 10
@@ -179,9 +182,9 @@ def cat(
     from nsqtools.server.stored_queues import READ, SET_ASIDE, StoredQueues, digest
 
     damage, unjudged = DamageReporter(runtime), UnjudgedReporter(runtime, keep)
-    keep, encode, nsqd = unjudged.keep, printer(runtime, unjudged), place_of(data_path)
+    keep, encode, nsqd = unjudged.keep, printer(runtime, unjudged), nsqd_name(data_path)
     with StoredQueues(data_path) as stored:
-        queues = list(reported(stored, damage, topic, channel))
+        queues = list(report_queues(stored, damage, topic, channel))
         parts = [
             part for queue in queues for part in queue.parts if part.state not in (READ, SET_ASIDE)
         ]
@@ -198,26 +201,31 @@ def cat(
                         yield message
 
         messages = islice(waiting(), count)
-        while some := list(islice(messages, AT_ONCE)):
-            runtime.write(encode(topic, nsqd, some))
+        while batch := list(islice(messages, BATCH_MESSAGES)):
+            runtime.write(encode(topic, nsqd, batch))
     return unjudged.sum_up() or damage.status
 
 
-def chosen(queues: list[StoredQueue], topic: str | None, channel: str | None) -> list[StoredQueue]:
-    """The queues of a topic and a channel, each None for all. Raises `NotFoundError`."""
+def select_queues(
+    queues: list[StoredQueue], topic: str | None, channel: str | None
+) -> list[StoredQueue]:
+    """Return the queues of a topic and channel, None for all. Raises `NotFoundError`."""
     from nsqtools.cluster.topics import not_found_error
 
-    of_topic = [each for each in queues if topic in (None, each.topic)]
+    of_topic = [queue for queue in queues if topic in (None, queue.topic)]
     if topic is not None and not of_topic:
-        raise not_found_error("topic", topic, {each.topic for each in queues})
-    found = [each for each in of_topic if channel in (None, each.channel)]
-    if channel is not None and not found:
-        raise not_found_error("channel", channel, {each.channel for each in of_topic})
-    return found
+        raise not_found_error("topic", topic, {queue.topic for queue in queues})
+    selected = [queue for queue in of_topic if channel in (None, queue.channel)]
+    if channel is not None and not selected:
+        raise not_found_error("channel", channel, {queue.channel for queue in of_topic})
+    return selected
 
 
-def place_of(data_path: Path) -> str:
-    """The name in place of the nsqd, which no file has: ids of two nsqd may be equal."""
+def nsqd_name(data_path: Path) -> str:
+    """Return a name for the nsqd, which the files do not contain.
+
+    It distinguishes messages of two nsqd with equal ids.
+    """
     import socket
 
     return f"{socket.gethostname()}:{data_path.absolute()}"
@@ -238,16 +246,19 @@ def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
     damage = DamageReporter(runtime)
     files = messages = 0
     with StoredQueues(data_path) as stored:
-        for queue in reported(stored, damage):
-            before, waiting = damage.count, 0
+        for queue in report_queues(stored, damage):
+            damages, good_messages = damage.count, 0
             for part in queue.parts:
-                found = sum(1 for _ in part.messages(damage, bodies=False))
-                files, messages = files + 1, messages + found
-                waiting += found if part.state == GOOD else 0
-            if damage.count == before and (depth := stored.depth_of(queue)) not in (None, waiting):
+                count = sum(1 for _ in part.messages(damage, bodies=False))
+                files, messages = files + 1, messages + count
+                good_messages += count if part.state == GOOD else 0
+            if damage.count > damages:
+                continue
+            if (depth := stored.depth_of(queue)) not in (None, good_messages):
                 damage(
                     data_path / f"{queue.name}.diskqueue.meta.dat",
-                    f"says {counted(depth or 0, 'message')}, and the files have {waiting}",
+                    f"has a depth of {counted(depth or 0, 'message')}, "
+                    f"but the files have {good_messages}",
                 )
         if stored.is_in_use and not stored.is_durable:
             runtime.info(f"nsq: {data_path} is in use: its metadata is not compared with the files")
@@ -260,18 +271,18 @@ def recover(
     output: Annotated[Path, opt("--output -o FILE", "The archive: NAME.log, .log.gz or .log.zst.")],
     topic: str | None = opt("--topic -t TOPIC", "Only this topic."),
     channel: Channel = None,
-    all: bool = opt("", "Take good files too, and those that nsqd has read to their end."),
+    all: bool = opt("", "Include good files, and files that nsqd has read to their end."),
     json: Json = False,
     *,
     runtime: Session,
 ) -> int:
     """Bring the messages of damaged and orphaned files into an archive.
 
-    Those of databases that nsqd.dat does not name, too, and of files and copies of databases that
-    nsqd set aside (.bad, .damaged.N). nsq replay publishes the archive. Each message is in it once,
-    and none that waits in a good file of the same queue. nsqd delivered what is before the first
-    damage of a .bad file, and most of a .damaged.N; which of that was finished no file tells. What
-    cannot be read is reported by file and bytes; then the exit status is 6.
+    These are databases that are not in nsqd.dat, and files and copies of databases that nsqd set
+    aside (.bad, .damaged.N). nsq replay publishes the archive. It contains each message once, and
+    no message that waits in a good file of the same queue. nsqd has delivered the messages before
+    the first damage of a .bad file, and most of a .damaged.N; which of them were finished is not in
+    the files. Unreadable parts are reported by file and bytes; then the exit status is 6.
 
     Examples:
         nsq queue recover /var/lib/nsqd -o recovered.log.gz
@@ -282,13 +293,13 @@ def recover(
     if output.absolute().parent.resolve() == data_path.resolve():
         raise ConfigurationError("--output must not be in the data directory, which stays as it is")
     if output.exists():
-        raise OutputError(f"{output} is there already", hint="Name another file with --output.")
+        raise OutputError(f"{output} exists already", hint="Name another file with --output.")
     damage = DamageReporter(runtime)
     with StoredQueues(data_path) as stored:
-        queues = list(reported(stored, damage, topic, channel))
+        queues = list(report_queues(stored, damage, topic, channel))
         messages = recovered(queues, damage, everything=all)
         with exit_on_signals():
-            count, written = write_archive(output, place_of(data_path), messages)
+            count, written = write_archive(output, nsqd_name(data_path), messages)
     if json:
         document: RecoveredDocument = {
             "archive": str(written) if count else None,
@@ -296,17 +307,18 @@ def recover(
             "damaged": damage.documents,
         }
         write_json(runtime, document)
-    where = f" in {written}" if count else ": nothing is damaged, orphaned or set aside"
-    runtime.info(f"nsq: {counted(count, 'message')}{where}")
+    suffix = f" in {written}" if count else ": nothing is damaged, orphaned or set aside"
+    runtime.info(f"nsq: {counted(count, 'message')}{suffix}")
     return damage.status
 
 
 def write_archive(
     path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]
 ) -> tuple[int, Path]:
-    """Write messages to a new archive, which appears whole; return how many, and its path.
+    """Write messages to a new archive, which appears when complete; return their count and its path.
 
-    That is another one where the index of an archive that is gone has the name. Raises ``OSError``.
+    The path differs from ``path`` if the index of a deleted archive has the name. Raises
+    ``OSError``.
     """
     from nsqtools.archive.members import members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish
@@ -316,15 +328,15 @@ def write_archive(
 
     written, parent = path, path.absolute().parent
     total = 0
-    codec = next((each for each in EXTENSIONS if path.suffix == EXTENSIONS[each]), Codec.NONE)
+    codec = next((codec for codec in EXTENSIONS if path.suffix == EXTENSIONS[codec]), Codec.NONE)
     with scratch_directory(".nsq-recover-", parent) as drafts:
         file = PartFile(drafts / path.name, 0o640, members_of(codec), time.time())
-        while some := list(islice(messages, AT_ONCE)):
-            for topic, message in some:
+        while batch := list(islice(messages, BATCH_MESSAGES)):
+            for topic, message in batch:
                 file.append(encode_many(topic, nsqd, [message]))
-            times = [message.timestamp_ns for _, message in some]
-            file.flush(file.end_member(len(some), min(times), max(times)))
-            total += len(some)
+            times = [message.timestamp_ns for _, message in batch]
+            file.flush(file.end_member(len(batch), min(times), max(times)))
+            total += len(batch)
         if total:
             written = path.with_name(finish(file.path, Directories(parent, drafts)).name)
     return total, written

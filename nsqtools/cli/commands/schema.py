@@ -1,7 +1,7 @@
-"""``nsq schema``: what the JSON of each command looks like.
+"""``nsq schema``: the JSON Schemas of the output of commands.
 
-They are made from the types in `nsqtools.cli.render.documents`. A command's has the name of the
-command (``topic-list``); `SHARED` lists the commands that print the same as others.
+The schemas are generated from the types in `nsqtools.cli.render.documents`. A schema has the name
+of its command (``topic-list``). `SHARED` lists the commands that share a schema.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Words = Annotated[
 def schema(command: Words = None, *, form: ListingForm, runtime: Session) -> None:
     """Print the JSON Schema of what a command prints with --json.
 
-    Without a command, lists all of them. The schema of errors is nsq schema error, that of a
-    message nsq schema message. nsq-output(7) says what is promised about them.
+    Without a command, lists all schemas. nsq schema error is the schema of errors, and nsq schema
+    message that of messages. nsq-output(7) documents their stability.
 
     Examples:
         nsq schema
@@ -66,14 +66,12 @@ def schema(command: Words = None, *, form: ListingForm, runtime: Session) -> Non
 
 
 def read_schema(name: str) -> dict[str, Any]:
-    """The schema of a command or of a name. Raises `NotFoundError`."""
+    """Return the schema of a command, or the schema with a name. Raises `NotFoundError`."""
     from nsqtools.cli.render.documents import DOCUMENTS
 
     shared = schema_of(name)
     if shared not in DOCUMENTS:
-        raise NotFoundError(
-            f"there is no schema of {name!r}", hint="nsq schema lists what there is."
-        )
+        raise NotFoundError(f"there is no schema of {name!r}", hint="nsq schema lists all schemas.")
     kind = DOCUMENTS[shared]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -94,14 +92,14 @@ SCALARS: dict[Any, dict[str, Any]] = {
 
 
 def title_of(kind: Any) -> str:
-    """The first sentence of what the type says of itself, or the first type that is in it."""
+    """Return the first sentence of the docstring of a type, or of its first type argument."""
     while parts := get_args(kind):
         kind = parts[0]
     return " ".join((kind.__doc__ or kind.__name__).split()).partition(". ")[0].removesuffix(".")
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
-    """A type as JSON Schema."""
+    """Convert a type to JSON Schema."""
     form, parts = get_origin(kind), get_args(kind)
     if form is None and kind in SCALARS:
         return SCALARS[kind]
@@ -128,7 +126,8 @@ def json_schema(kind: Any) -> dict[str, Any]:
     if issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
     fields = get_type_hints(kind, include_extras=True)
-    required = getattr(kind, "__required_keys__", fields)  # not of what is a class otherwise
+    # Only TypedDict has optional keys.
+    required = getattr(kind, "__required_keys__", fields)
     return {
         "type": "object",
         "required": [name for name in fields if name in required],
@@ -137,19 +136,19 @@ def json_schema(kind: Any) -> dict[str, Any]:
 
 
 def schema_of(command: str) -> str:
-    """The name of the schema of what a command prints, whether there is one or not."""
+    """Return the name of the schema of a command, which may not exist."""
     return SHARED.get(command, command).replace(" ", "-")
 
 
 def all_schemas() -> Iterator[tuple[str, str]]:
-    """Every command that prints JSON, with its schema; what belongs to none has its own name."""
+    """Iterate over the commands with a schema and its name, then the schemas without a command."""
     from nsqtools.cli.registry import COMMANDS, Group
     from nsqtools.cli.render.documents import DOCUMENTS
 
     names = [
-        f"{word} {below}" if isinstance(entry, Group) else word
+        f"{word} {subcommand}" if isinstance(entry, Group) else word
         for word, entry in COMMANDS.items()
-        for below in (entry.commands if isinstance(entry, Group) else (word,))
+        for subcommand in (entry.commands if isinstance(entry, Group) else (word,))
     ]
     for name in (*names, "message", "error"):
         if schema_of(name) in DOCUMENTS:

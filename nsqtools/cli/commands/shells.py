@@ -1,8 +1,8 @@
 """``nsq completion`` and ``nsq compat``: scripts and names for the shell.
 
-The package brings the completion scripts along, which ask ``nsq __complete_line`` at each TAB.
-`main` answers ``nsq completion bash`` itself: shells run it when they start, and it costs no more
-than ``nsq --version``. What runs under the names of the Go utilities is in `compat`.
+The package contains the completion scripts, which call ``nsq __complete_line`` at each TAB. `main`
+answers ``nsq completion bash`` itself: shells run it when they start, and it costs no more than
+``nsq --version``. `compat` runs the program under the names of the Go utilities.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def compat(
 ) -> None:
     """Use the names and flags of NSQ's Go utilities with this program.
 
-    Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http, the program takes
-    the flags of that utility, with their meanings: --install makes the links. Nothing that is not
-    such a link is replaced. explain shows the native command line for a given one; nsq-migration(7)
-    has what differs.
+    Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http, the program
+    accepts the flags of that utility. --install creates links with these names, and replaces only
+    such links. explain shows the native command line for one of a utility. nsq-migration(7) lists
+    the differences.
 
     Examples:
         nsq compat --install /usr/local/bin
@@ -71,21 +71,23 @@ def compat(
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-vars(compat)["context_settings"] = {"allow_interspersed_args": False}  # flags of the utility stay
+# The flags behind the words belong to the utility.
+vars(compat)["context_settings"] = {"allow_interspersed_args": False}
 
 
 def make_links(directory: Path) -> list[Path]:
-    """Make a link for each Go utility in a directory; return those that are new.
+    """Create a link for each Go utility in a directory; return the new ones.
 
-    A file that is there already is not replaced, unless it is such a link. Raises `OutputError` and
+    An existing file is not replaced, unless it is such a link. Raises `OutputError` and
     `ConfigurationError`.
     """
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory")
     program = Path(sys.argv[0]).resolve()
-    if program.suffix == ".py":  # of python -m, which no link can start
+    # A link cannot run python -m.
+    if program.suffix == ".py":
         raise ConfigurationError(f"{program} is not the program nsq", hint="Run nsq itself.")
-    made = []
+    new_links = []
     for name in UTILITIES:
         link = directory / name
         try:
@@ -96,17 +98,16 @@ def make_links(directory: Path) -> list[Path]:
             link.symlink_to(program)
         except FileExistsError:
             raise OutputError(
-                f"{link} is there already, and is not ours", hint="Remove it, or take another DIR."
+                f"{link} exists and is not such a link", hint="Remove it, or use another DIR."
             ) from None
         except OSError as exc:
             raise OutputError(f"cannot link {link} ({exc.strerror})") from exc
-        made.append(link)
-    return made
+        new_links.append(link)
+    return new_links
 
 
 def explain(program: str, arguments: list[str]) -> list[str]:
-    """Return the native line for a Go command line. Raises
-    `ConfigurationError`."""
+    """Return the native command line for a Go command line. Raises `ConfigurationError`."""
     from nsqtools.cli.commands.compat import read_flags
     from nsqtools.cli.commands.go_utilities import TRANSLATORS, GoFatal
     from nsqtools.cli.commands.go_utilities import UTILITIES as FLAGS

@@ -1,4 +1,4 @@
-"""``nsq tail``, the messages of topics as they come, and ``nsq peek``, a look at some that stay."""
+"""``nsq tail`` prints messages as they arrive; ``nsq peek`` shows messages and requeues them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from nsqtools.client.message import Message
 
 INTERACTIVE: dict[str, Any] = {
-    # the most that nsqd allows by default: fewer and larger batches
+    # The maximum of nsqd's default settings, for fewer and larger batches.
     "output_buffer_size": 65536,
-    # a user waits for it
+    # Shorter than for services, because a user is waiting.
     "reconnect_base_s": 1.0,
 }
 
@@ -43,7 +43,7 @@ def tail(
     channel: Channel = None,
     create: Create = False,
     force: bool = opt(
-        "", "Subscribe even if a backlog would be lost, or other consumers go short.", SAFETY
+        "", "Subscribe even if a backlog would be lost, or other consumers get less.", SAFETY
     ),
     *,
     limits: StopLimits,
@@ -55,11 +55,11 @@ def tail(
     """Print the messages of one or more topics as they arrive.
 
     Runs until it is interrupted, or until a limit (-n, --until-empty, --exit-idle, --for) is
-    reached. Each message is finished once it is printed; those that a filter leaves out are
-    finished too. Those to which --where or --pick cannot be applied, because they are not JSON, are
-    reported, and requeued unless the channel is ephemeral. Without --channel the channel is
-    ephemeral: nsqd creates it now and deletes it afterwards. A topic that does not exist is not
-    created, and a backlog that an ephemeral channel would destroy is not touched.
+    reached. Each message is finished after it is printed, and filtered messages are finished too.
+    Messages to which --where or --pick cannot be applied, because they are not JSON, are reported,
+    and requeued unless the channel is ephemeral. Without --channel, an ephemeral channel is created
+    for the run. A missing topic is not created without --create, and a backlog that an ephemeral
+    channel would destroy is not consumed without --force.
 
     Examples:
         nsq tail -t clicks
@@ -71,13 +71,13 @@ def tail(
     from nsqtools.cluster.topics import UnlistedTopics
     from nsqtools.tail.tail import End, Tail
 
-    # of one's own, gone with its last client
+    # nsqd deletes an ephemeral channel with its last client.
     channel = channel or f"tail{random.randrange(1_000_000):06d}#ephemeral"
     topics = tuple(dict.fromkeys(topic))
     is_watched = runtime.stderr_is_tty and not runtime.quiet
     unlisted = UnlistedTopics(connection)
     notice = ConnectionNotice(runtime, channel) if is_watched else None
-    # what an ephemeral channel has is a copy, and a growing queue of its own is of no use to nsqd
+    # An ephemeral channel only has copies, so requeuing would just let its queue grow.
     requeue = None if is_ephemeral(channel) else methodcaller("requeue", backoff=False)
     unjudged = UnjudgedReporter(runtime, keep, requeue)
     watch = ChannelWatch(topics, channel, connection, runtime, force=force)
@@ -91,8 +91,8 @@ def tail(
         keep=unjudged.keep,
         limits=limits.run_limits(),
         on_tick=notice,
-        not_waited_for=unlisted.among if limits.until_empty else None,
-        look=watch.backlog_guard,
+        unavailable_topics=unlisted.among if limits.until_empty else None,
+        subscribe_check=watch.backlog_guard,
     )
     if not watch.check_topics(create=create, may_share=force):
         return ExitStatus.FAILED
@@ -125,10 +125,10 @@ def peek(
     channel: ChannelName,
     count: int = opt("-n N", "Messages to show.", LIMITS, COUNT, min=1),
     look_at: int = opt(
-        "N", "With a filter, look at no more than N messages.", LIMITS, LOOK_AT, min=1
+        "N", "With a filter, inspect no more than N messages.", LIMITS, LOOK_AT, min=1
     ),
     exit_idle: ExitIdle = None,
-    force: bool = opt("", "Look even if other consumers go short meanwhile.", SAFETY),
+    force: bool = opt("", "Peek even if other consumers get less meanwhile.", SAFETY),
     *,
     keep: MessageFilter,
     printer: MessagePrinter,
@@ -138,10 +138,10 @@ def peek(
     """Show some messages of a channel and requeue them.
 
     With --grep, --where or --sample it shows the first --count matches among at most --look-at
-    messages. It stops earlier when it has all that the channel had at the start, after --exit-idle
-    (2s) without a message, and after half of nsqd's msg_timeout. nsqd has to deliver a message to
-    look at it: its attempts grow by one, and the consumers of the channel do not get it meanwhile.
-    Topic and channel must exist.
+    messages. It stops earlier with all messages that the channel had at the start, after
+    --exit-idle (2s) without a message, and after half of nsqd's msg_timeout. nsqd can show a
+    message only by delivering it: its attempts grow by one, and the consumers of the channel do not
+    get it meanwhile. Topic and channel must exist.
 
     Examples:
         nsq peek -t clicks -c archive
@@ -165,10 +165,10 @@ def peek(
         require_one(connection.nsqd_tcp_addresses, connection.client_options().dial_timeout_s)
         raise report.failed[0]
     if problem := check_subscription(report, channel, force=True):
-        raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
+        raise NsqError(problem, hint="Give --nsqd-http-address: peek must not create anything.")
     if channel not in report.channels:
         raise not_found_error("channel", channel, report.channels)
-    depth = sum(each.depth for each in report.of_channel(channel))
+    depth = sum(queue.depth for queue in report.of_channel(channel))
     if not depth and not report.failed:
         runtime.info(f"nsq: {describe_queue(report, channel)}")
         return ExitStatus.DONE
@@ -181,27 +181,27 @@ def peek(
         for message in messages:
             runtime.write(encode(message.topic, message.nsqd, [message]))
 
-    look = peek_at(
+    result = peek_at(
         topic,
         channel,
         connection,
         count,
         show,
         keep=unjudged.keep,
-        look_at=look_at,
-        there=None if report.failed else depth,
+        max_messages=look_at,
+        depth=None if report.failed else depth,
         options=connection.client_options(reconnect_base_s=1.0),
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
     unjudged.sum_up()
-    if not look.looked_at:
-        runtime.info(f"nsq: no message came: {describe_queue(report, channel)}")
+    if not result.received:
+        runtime.info(f"nsq: no message arrived: {describe_queue(report, channel)}")
         return ExitStatus.DONE
-    more = "" if look.is_whole else "; there may be more"
-    if keep is None:  # than nsqd has in flight at a time
-        what = f"{counted(look.shown, 'message')} shown and given back{more}"
+    suffix = "" if result.is_complete else "; there may be more"
+    if keep is None:
+        text = f"{counted(result.shown, 'message')} shown and requeued{suffix}"
     else:
-        what = f"{look.shown} shown of {counted(look.looked_at, 'message')} looked at{more}"
-        what += " (--look-at)" if more else ""
-    runtime.info(f"nsq: {what}; the attempts of each grew by one")
+        text = f"{result.shown} shown of {counted(result.received, 'message')} inspected{suffix}"
+        text += " (--look-at)" if suffix else ""
+    runtime.info(f"nsq: {text}; the attempts of each grew by one")
     return ExitStatus.DONE

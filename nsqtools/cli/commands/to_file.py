@@ -39,9 +39,12 @@ if TYPE_CHECKING:
     from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals
     from nsqtools.archive.upload import Uploads
 
-TABLE_TEXT = 1280 << 20  # of clicks: about 128 MiB of Parquet
+# Rotation of logs that are landed in a table. Measured with click events, this much text becomes
+# about 128 MiB of Parquet.
+TABLE_TEXT = 1280 << 20
 TABLE_INTERVAL_S = 900.0
-LOGS = ".nsq-log"  # below a table on the local disk
+# Directory of the logs below a table on the local disk.
+LOGS = ".nsq-log"
 UPLOAD = "Upload"
 FILES = "Files"
 FORM = "Format"
@@ -50,7 +53,7 @@ FLUSHING = "Flushing"
 
 
 class StoreKind(Enum):
-    """What finished files are kept as."""
+    """The form in which finished files are stored."""
 
     file = "file"
     parquet = "parquet"
@@ -58,31 +61,33 @@ class StoreKind(Enum):
 
 
 def parse_mode(text: str) -> int:
-    """Read the permissions of a file, in octal. Raises ``ValueError``."""
+    """Parse the permissions of a file, in octal. Raises ``ValueError``."""
     if re.fullmatch("(0o?)?[0-7]{1,3}", text) is None:
         raise ValueError(f"{text!r} is not a file mode; write 640")
     return int(text, 8)
 
 
 def parse_folder_mode(text: str) -> int:
-    """Read the permissions of a directory, in octal; 2775 is that of a group. Raises as
-    `parse_mode`."""
+    """Parse the permissions of a directory, in octal, such as 2775 for a group.
+
+    Raises ``ValueError``.
+    """
     special = {"0": 0, "1": 0o1000, "2": 0o2000, "3": 0o3000}
     is_long = len(text) == 4 and text[0] in special
     return special[text[0]] | parse_mode(text[1:]) if is_long else parse_mode(text)
 
 
 class ArchiveOptions(OptionSet):
-    """Into what files topics go, and where these go."""
+    """Names, format, rotation and destination of files."""
 
     panel = FILES
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
     store: StoreKind = opt(
         "",
-        "Keep files as they are, or land them in a table: Parquet by topic and date, or Delta.",
+        "Store finished files unchanged, or convert them to a table: parquet or delta.",
         default=StoreKind.file,
     )
-    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.")
+    work_dir: Path | None = opt("DIR", "Directory of files in progress, on any file system.")
     filename_format: str = opt(
         "NAME",
         "File name: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
@@ -150,7 +155,7 @@ class ArchiveOptions(OptionSet):
     bodies: BodyOptions
 
     def settings(self) -> ArchiveSettings:
-        """The settings that the options make. Raises `ConfigurationError`."""
+        """Return the settings of the options. Raises `ConfigurationError`."""
         from datetime import UTC
 
         from nsqtools.archive import topic_writer as settings
@@ -172,7 +177,7 @@ class ArchiveOptions(OptionSet):
                 raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
             if rotation == Rotation():
                 rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
-            # the table is there; its logs are beside it, or where it is said
+            # --output-dir is the table, and its logs are in a directory below it or in --work-dir.
             if self.upload is None:
                 output = work = work if self.work_dir else output / LOGS
         elif (
@@ -206,31 +211,32 @@ class ArchiveOptions(OptionSet):
         )
 
     def _compressor(self) -> tuple[Codec, CompressorFactory]:
-        """What the options about compression ask for together. Raises `ConfigurationError`."""
+        """Return the compression of the options. Raises `ConfigurationError`."""
         from nsqtools.archive.members import members_of
 
-        asked = {Codec.GZIP} if self.gzip or self.gzip_level is not None else set()
-        asked |= {Codec.ZSTD} if self.zstd_level is not None else set()
-        asked |= {Codec(self.compression.value)} if self.compression is not None else set()
-        if len(asked) > 1:
+        codecs = {Codec.GZIP} if self.gzip or self.gzip_level is not None else set()
+        codecs |= {Codec.ZSTD} if self.zstd_level is not None else set()
+        codecs |= {Codec(self.compression.value)} if self.compression is not None else set()
+        if len(codecs) > 1:
             raise ConfigurationError(
-                "the options ask for different compressions", hint="Give --compression alone."
+                "the options request different compressions", hint="Give --compression alone."
             )
-        codec = asked.pop() if asked else Codec.NONE
+        codec = codecs.pop() if codecs else Codec.NONE
         return codec, members_of(codec, self.zstd_level if codec is Codec.ZSTD else self.gzip_level)
 
     def open(self, archive: ArchiveSettings, on_landed: Callable[[str], None]) -> Uploads | None:
-        """Return what uploads or lands the files of an archiver, if that is wanted.
+        """Return the uploads of finished files, or their landings in a table; None without both.
 
-        ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
-        not fit together, and for missing packages.
+        ``on_landed`` is called with the place of each file of a table. Raises `NsqError` for
+        options that contradict each other, and for missing packages.
         """
         from nsqtools.archive.place import LocalPlace, refuse_nested
         from nsqtools.archive.place_url import parse_place
 
         settings = dict(map(_setting, self.upload_option or ()))
         storage = None if self.upload is None else parse_place(self.upload, settings)
-        if storage is not None:  # its files would be taken for ours
+        # Files below the output directory would be uploaded again.
+        if storage is not None:
             refuse_nested("--upload", storage, LocalPlace(archive.directories.output))
         is_landing = self.store is not StoreKind.file
         of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
@@ -240,7 +246,7 @@ class ArchiveOptions(OptionSet):
             from nsqtools.archive.landing import Landings
 
             if self.upload_hive:
-                raise ConfigurationError("a table is by topic and date: leave --upload-hive out")
+                raise ConfigurationError("a table is by topic and date: omit --upload-hive")
             plan = self.bodies.plan(
                 self.upload or str(_absolute(self.output_dir)),
                 archive.naming.host,
@@ -272,7 +278,7 @@ class ArchiveOptions(OptionSet):
 
 
 def _absolute(path: Path) -> Path:
-    """One spelling for each directory: ``./w`` and ``w/`` are the same."""
+    """Return the absolute path, so that ``./w`` and ``w/`` are equal."""
     return Path(os.path.abspath(path))
 
 

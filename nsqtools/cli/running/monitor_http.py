@@ -1,9 +1,10 @@
 """The HTTP side of a long-running command: /metrics for Prometheus, /health for a load balancer.
 
-The standard library's server on a daemon thread, and a few threads for requests. Traps: it answers
-every client, so one that is slow or sends a byte now and then must cost neither a
-thread for ever nor more than a few of them; and while the process has no descriptor left the socket
-stays ready, so accepting must not be tried in a hot loop.
+It uses the standard library's server on a daemon thread, and a few threads for requests.
+
+Traps: a slow client must not occupy a thread forever, and slow clients together must occupy only a
+few threads. While the process has no free descriptor the socket stays ready, so accepting must not
+be retried in a hot loop.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from nsqtools.records.prometheus import CONTENT_TYPE, Metric, encode_metrics
 
 log = logging.getLogger("nsqtools")
 
-REQUEST_TIMEOUT_S = 5.0  # from the first byte to the last
-POLL_S = 0.1  # how soon the server notices its end, and requests that take too long
-MAX_REQUESTS = 8  # at the same time; more are refused
+# From the first byte of a request to the last.
+REQUEST_TIMEOUT_S = 5.0
+# How soon the server notices its end, and requests that exceed the timeout.
+POLL_S = 0.1
+# Concurrent requests. Further ones are refused.
+MAX_REQUESTS = 8
+# The pause after a failed accept.
 ACCEPT_RETRY_S = 0.5
 
 PLAIN = "text/plain; charset=utf-8"
 
-Answer = tuple[HTTPStatus, str, str]  # status, content type, text
+# Status, content type and text.
+Answer = tuple[HTTPStatus, str, str]
 
 
 @contextmanager

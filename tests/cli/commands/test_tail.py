@@ -256,7 +256,7 @@ def test_a_look_lasts_until_every_nsqd_could_send(
     run_nsq: RunNsq, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer messages in flight than nsqd they deliver in turn."""
-    monkeypatch.setattr(tail, "LEAST_IN_FLIGHT", 1)
+    monkeypatch.setattr(tail, "MIN_IN_FLIGHT", 1)
     for nsqd in cluster.nsqds:
         nsqd.create_channel("orders", "a")
     cluster.wait_for_topic("orders", 2)
