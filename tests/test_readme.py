@@ -129,7 +129,7 @@ def serve(
             place = make_place(tmp_path, nsqd, lookupd)
             monkeypatch.chdir(place.directory)
             window = signature(check_command.check).parameters["window"].default
-            monkeypatch.setattr(window, "usual", "500ms")  # what is shown does not move
+            monkeypatch.setattr(window, "default_value", "500ms")  # what is shown does not move
             monkeypatch.setattr(consuming, "EMPTY_AFTER_S", 0.7)
             run_in_process(place, run_nsq)
             commands = "".join(block.text for block in BLOCKS if block.heading == heading)

@@ -1,1 +1,1 @@
-"""Follow topics: the messages as they come, a look at a channel, and limits that end a run."""
+"""Tail topics, peek into channels, and end a run by limits."""

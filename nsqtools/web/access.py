@@ -1,9 +1,9 @@
 """Settings of `nsq web`, authentication, and the checks before a request is processed.
 
-`refusal` checks the origin of a request. Any web page can make a browser send requests, and after
-DNS rebinding they even have the page's own host name. So the ``Host`` must be one of ours, and a
-change must not come from another site, which browsers report in ``Sec-Fetch-Site`` and ``Origin``.
-Programs send neither. Addresses and names without a dot cannot be rebound.
+`refusal_reason` checks the origin of a request. Any web page can make a browser send requests, and
+after DNS rebinding they even have the page's own host name. So the ``Host`` must be one of ours. A
+change must not come from another site, which browsers report in ``Sec-Fetch-Site`` and ``Origin``
+and programs do not send. Addresses and names without a dot cannot be rebound.
 
     await authenticate(request)  the user; "" for everyone if no users are configured
 
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools.web")
 
+# The history needs a sample for each of its points, which are a minute apart.
 LONGEST_REFRESH_S = 30.0
-"""The history has points for every minute."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """The settings. ``base_path`` is "" or ``/x/y``; raises `ConfigurationError`."""
+    """The settings of the console. ``base_path`` is "" or ``/x/y``. Raises `ConfigurationError`."""
 
     listen: str = "127.0.0.1:4171"
     base_path: str = ""
@@ -84,17 +84,18 @@ class WebSettings:
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
         if self.auth_file is not None and self.users_file is not None:
             raise ConfigurationError("give either --auth or --users")
-        if "" in self.admin_users:  # this is what an unknown user is called
+        # An unknown user has the name "".
+        if "" in self.admin_users:
             raise ConfigurationError("--admin-user needs the name of a user")
-        if self.allow_changes and not self.is_local and not self.knows_users:
+        if self.allow_changes and not self.is_local and not self.has_users:
             raise ConfigurationError(
-                f"--allow-changes on {self.listen} would let anyone who reaches it delete topics",
+                f"--allow-changes on {self.listen} would let anyone in the network delete topics",
                 hint="Give --users, --auth, or --admin-user with --trusted-proxy, or listen on"
                 " 127.0.0.1.",
             )
-        if self.admin_users and not self.knows_users:
+        if self.admin_users and not self.has_users:
             raise ConfigurationError(
-                "--admin-user lets nobody change anything where no user is known",
+                "--admin-user lets nobody make changes without authentication",
                 hint="Give --users, --auth, or --trusted-proxy for the proxy that names the user.",
             )
 
@@ -116,8 +117,8 @@ class WebSettings:
         return self.auth_file is not None or self.users_file is not None
 
     @property
-    def knows_users(self) -> bool:
-        """Whether users that may change something are known by name."""
+    def has_users(self) -> bool:
+        """Whether users with permission for changes can be authenticated."""
         return self.has_login or bool(self.admin_users and self.trusted_proxies)
 
 
@@ -141,7 +142,7 @@ def clean_base_path(text: str) -> str:
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Read networks and addresses. Raises `ConfigurationError`."""
+    """Parse networks and addresses. Raises `ConfigurationError`."""
     try:
         return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
     except ValueError as exc:
@@ -175,7 +176,7 @@ class User(NamedTuple):
 
 
 class Identities:
-    """Tells users apart, on one event loop."""
+    """Authentication of users, on one event loop."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
@@ -184,18 +185,19 @@ class Identities:
         self._key = os.urandom(32)
 
     def real_address(self, peer: str, forwarded: str) -> str:
-        """Return who asks: the peer, or the last address in X-Forwarded-For that is no proxy's."""
+        """Return the client's address: the peer, or the last one in X-Forwarded-For of no proxy."""
         address = peer
         for text in reversed(forwarded.split(",")):
-            text = text.strip()  # an address of IPv6 without brackets ends with no port
-            before = as_ip(text) or as_ip(re.sub(r"^\[?([^]]*?)\]?(:\d+)?$", r"\1", text))
-            if before is None or not self._is_proxy(address):
+            # The text may contain a port. An IPv6 address without brackets contains none.
+            text = text.strip()
+            previous = as_ip(text) or as_ip(re.sub(r"^\[?([^]]*?)\]?(:\d+)?$", r"\1", text))
+            if previous is None or not self._is_proxy(address):
                 break
-            address = str(before)
+            address = str(previous)
         return address
 
     async def authenticate(self, request: Request) -> User | None:
-        """Return the user who asks, None where a login is needed. Raises `TooManyFailures`."""
+        """Return the user of a request, None if a login is needed. Raises `TooManyFailures`."""
         settings, headers, name = self._settings, request.headers, ""
         authorization = headers.get("authorization", "")
         address = request.client.host if request.client else ""
@@ -227,11 +229,11 @@ class Identities:
             self._authority.refresh()
 
     def token(self, user: User) -> str:
-        """Return the token that a form of this user has to carry."""
+        """Return the token for the forms of a user."""
         return hmac.digest(self._key, f"csrf\0{user.name}".encode(), "sha256").hex()
 
     def is_token(self, user: User, text: str) -> bool:
-        """Tell whether a form carries the token of the user."""
+        """Return whether ``text`` is the token of the user."""
         return hmac.compare_digest(text.encode("utf-8", "replace"), self.token(user).encode())
 
     def _is_proxy(self, text: str) -> bool:
@@ -248,6 +250,7 @@ def _as_sent(value: str) -> str:
     return value
 
 
+# Default headers of every response.
 HEADERS = {
     b"content-security-policy": (
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -261,11 +264,10 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"cache-control": b"no-store",
 }
-"""Of every answer that does not have another value of its own."""
 
 
-def refusal(method: str, headers: Mapping[str, str], names: Collection[str]) -> str:
-    """Return why a call is refused, in words, "" when it may pass."""
+def refusal_reason(method: str, headers: Mapping[str, str], names: Collection[str]) -> str:
+    """Return the reason for refusing a request, "" to accept it."""
     host = headers.get("host", "")
     if not is_own_host(host, names):
         return f"the host {host[:80]!r} is not one of this console (--allowed-host)"
@@ -285,17 +287,17 @@ def basic_credentials(header: str) -> tuple[str, str] | None:
 
 
 class Notices:
-    """Log lines caused by clients, at most `MAX_NOTICES` a minute so that no disk fills."""
+    """Log lines caused by clients, at most `MAX_NOTICES` a minute, so that they fill no disk."""
 
     def __init__(self) -> None:
         self._minute = self._count = 0
 
-    def say(self, text: str) -> None:
-        """Write a line, and before it how many were left out."""
+    def log(self, text: str) -> None:
+        """Log a line, unless there were too many. Their number is logged in the next minute."""
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
-            if (left_out := self._count - MAX_NOTICES) > 0:
-                log.warning("%d more refusals and logins failed", left_out)
+            if (omitted := self._count - MAX_NOTICES) > 0:
+                log.warning("%d more refusals and logins failed", omitted)
             self._minute, self._count = minute, 0
         self._count += 1
         if self._count <= MAX_NOTICES:
@@ -337,7 +339,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
         except ValueError:
             raise ConfigurationError(
                 f"{path}, line {number}: not USER:HASH",
-                hint="nsq web --print password makes a line for this file.",
+                hint="nsq web --print password prints a line for this file.",
             ) from None
         hashes.append((user, text))
     if not hashes:

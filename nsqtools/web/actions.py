@@ -59,7 +59,10 @@ def name_of(change: TopicChange) -> str:
 
 
 def plan_change(cluster: Cluster, change: TopicChange) -> AdminPlan:
-    """Plan a change; its notes say what will create again what is deleted. Raises as its plan."""
+    """Plan a change, with notes on clients that would recreate a deleted queue.
+
+    Raises as `TopicChange.plan`.
+    """
     plan = change.plan(cluster)
     if change.action in (Action.DELETE, Action.TOMBSTONE):
         return plan._replace(notes=(*plan.notes, *recreators(cluster, change, plan)))
@@ -67,10 +70,10 @@ def plan_change(cluster: Cluster, change: TopicChange) -> AdminPlan:
 
 
 def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterable[str]:
-    """Yield a line for connected consumers that would create again what is deleted."""
+    """Yield a line for the connected clients that would recreate the deleted queue."""
     consumers = sum(len(step.clients) for step in plan.steps)
     if consumers:
-        yield f"{consumers} connected consumers create it again when they reconnect"
+        yield f"{consumers} connected consumers recreate it when they reconnect"
     if change.channel:
         return
     clients = {at: cluster.nsqd(at) for daemon, at, *_ in plan.steps if daemon == "nsqd"}
@@ -82,19 +85,21 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
         if publishing:
             yield (
                 f"{publishing} connected producers have published to it on {address}, and"
-                " create it again with the next message"
+                " recreate it with the next message"
             )
 
 
 log = logging.getLogger("nsqtools.web")
 
-MAX_WAITING = 1000
-STOP_S = 6.0  # an exchange may take 5
+# Further notifications are dropped, so that a hanging endpoint does not use up memory.
+MAX_PENDING = 1000
+# The end waits for one request, which has a timeout of 5 s.
+STOP_S = 6.0
 MAX_ANSWER_BYTES = 1 << 20
 
 
 class RequestOrigin(NamedTuple):
-    """Where a change was asked for: the user, the address, the program and the URL."""
+    """The origin of a request for a change: user, address, user agent and URL."""
 
     user: str
     remote: str
@@ -103,14 +108,14 @@ class RequestOrigin(NamedTuple):
 
 
 class AuditLog:
-    """One file, or none. Thread-safe. Raises `OutputError` when it cannot be written."""
+    """The audit log in a file, or none. Thread-safe. Raises `OutputError` if it is not writable."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._append("")
 
-    def write(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
-        """Write a line about a change, or about messages that were read."""
+    def write(self, state: str, action: str, origin: RequestOrigin, **fields: Any) -> None:
+        """Write a line about a change, or about the reading of messages."""
         document = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "state": state,
@@ -118,7 +123,7 @@ class AuditLog:
             "user": origin.user or None,
             "remote": origin.remote,
             "user_agent": origin.user_agent,
-            **more,
+            **fields,
         }
         self._append(json.dumps(document) + "\n")
 
@@ -133,27 +138,28 @@ class AuditLog:
 
 
 class Notifier:
-    """Sends notifications to an endpoint, "" for none, until `stop`."""
+    """Send notifications to an endpoint ("" for none) until `stop`."""
 
     def __init__(self, endpoint: str) -> None:
-        # without a scheme it is one of http, as every address
+        # As with all addresses, the default scheme is http.
         self._endpoint = f"http://{endpoint}" if endpoint and "://" not in endpoint else endpoint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nsq-notifier")
-        self._waiting: set[Future[None]] = set()  # and the one that is being sent
+        # Includes the notification that is being sent.
+        self._pending: set[Future[None]] = set()
 
     def stop(self) -> None:
-        """Send what waits, for as long as one exchange may take; say what is left."""
-        _, unsent = wait(list(self._waiting), STOP_S)
+        """Send pending notifications for at most `STOP_S`, and log the number of the others."""
+        _, unsent = wait(list(self._pending), STOP_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
         if unsent:
-            self._complain(f"{counted(len(unsent), 'notification')} not sent")
+            self._log_failure(f"{counted(len(unsent), 'notification')} not sent")
 
     def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
-        """Send nsqadmin's document about a change, soon."""
+        """Queue nsqadmin's document about a change for sending."""
         if not self._endpoint:
             return
-        if len(self._waiting) > MAX_WAITING:
-            self._complain("a notification is dropped, too many wait")
+        if len(self._pending) > MAX_PENDING:
+            self._log_failure("a notification is dropped, too many are pending")
             return
         document = {
             "action": name_of(change),
@@ -170,11 +176,11 @@ class Notifier:
         for optional in ("channel", "node", "user"):
             if not document[optional]:
                 del document[optional]
-        sent = self._thread.submit(self._send, go_json(document))
-        self._waiting.add(sent)
-        sent.add_done_callback(self._waiting.discard)
+        future = self._thread.submit(self._send, go_json(document))
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
 
-    def _complain(self, problem: str) -> None:
+    def _log_failure(self, problem: str) -> None:
         log.warning("cannot notify %s (%s)", shown_url(self._endpoint), problem)
 
     def _send(self, body: bytes) -> None:
@@ -186,7 +192,7 @@ class Notifier:
             try:
                 api.send(body)
             except NsqError as exc:
-                self._complain(escape_line(str(exc)[:200]))
+                self._log_failure(escape_line(str(exc)[:200]))
 
 
 TOKEN_FIELD = "csrf_token"
@@ -194,9 +200,10 @@ MAX_FIELDS = 100
 
 
 class WebContext:
-    """See the module. ``options`` are those of connections to nsqd, to show messages.
+    """The state that pages, API and /metrics share; see the module.
 
-    Raises `ConfigurationError` for a password file, `OutputError` for an audit log.
+    ``options`` are for connections to nsqd that show messages. Raises `ConfigurationError` for an
+    invalid password file, and `OutputError` for an audit log that is not writable.
     """
 
     def __init__(self, settings: WebSettings, cluster: Cluster, options: ClientOptions) -> None:
@@ -221,44 +228,44 @@ class WebContext:
         return context
 
     def listen(self, consumer: Consumer) -> None:
-        """Stop a consumer with the console, which would wait for it."""
+        """Register a consumer, so that `stop` stops it: the server waits for its page."""
         self.listening.add(consumer)
         if self.watcher.is_stopped:
             consumer.begin_stop()
 
     def stop(self) -> None:
-        """End the samples, and listening to messages."""
+        """End sampling, and the consumers that show messages."""
         self.watcher.stop()
         for consumer in list(self.listening):
             consumer.begin_stop()
 
     def user(self, request: Request) -> User:
-        """Return who asks."""
+        """Return the user of a request."""
         user: User = request.scope["nsq.user"]
         return user
 
-    async def is_still(self, request: Request) -> bool:
-        """Tell whether who asked may go on: users are removed while their pages are open."""
+    async def is_still_authorized(self, request: Request) -> bool:
+        """Return whether the user still has access. Users are removed while pages are open."""
         try:
             return self.user(request) == await self.identities.authenticate(request)
         except TooManyFailures:
             return False
 
-    def note_reading(self, request: Request, topic: str, channel: str) -> None:
-        """Write down that a user reads messages, in both logs. Raises `OutputError`."""
+    def log_reading(self, request: Request, topic: str, channel: str) -> None:
+        """Log that a user reads messages, in the audit log too. Raises `OutputError`."""
         origin = self.origin(request)
         subject = {"topic": topic, "channel": channel or None}
         self.audit.write("begun", "read_messages", origin, **subject)
         log.info("%r at %s reads messages of %s", origin.user, origin.remote, topic)
 
     def token(self, request: Request) -> str:
-        """Return what the field `TOKEN_FIELD` of a form that changes something has to hold."""
+        """Return the token for the field `TOKEN_FIELD` of a form that changes something."""
         return self.identities.token(self.user(request))
 
     async def form(self, request: Request) -> dict[str, str]:
         """Return the fields of a posted form, the last of each name.
 
-        Raises ``HTTPException`` 403 without the right token, 400 for what is not a form.
+        Raises ``HTTPException`` 403 without the right token, and 400 for an invalid form.
         """
         kind = request.headers.get("content-type", "")
         if not kind.startswith("application/x-www-form-urlencoded"):
@@ -273,12 +280,12 @@ class WebContext:
         return fields
 
     def check_changes(self, request: Request) -> None:
-        """Raise ``HTTPException`` 403 unless the user may change something."""
+        """Raise ``HTTPException`` 403 unless the user may make changes."""
         if self.user(request).may_change:
             return
         if not self.settings.allow_changes:
             raise HTTPException(403, "this console is read-only (--allow-changes)")
-        raise HTTPException(403, "only those named with --admin-user may do this")
+        raise HTTPException(403, "only users of --admin-user may do this")
 
     def check_change(self, request: Request, change: TopicChange) -> None:
         """Raise ``HTTPException`` 403 unless the user may make this change."""
@@ -287,15 +294,15 @@ class WebContext:
             raise HTTPException(403, "the users file does not let you change this")
 
     def act(self, request: Request, change: TopicChange) -> list[StepResult]:
-        """Make a change, of what is there now, and write it down.
+        """Plan a change for the current state, carry it out, and log it.
 
-        A daemon that was left out of the plan has failed. Raises ``HTTPException`` 403, and
-        `NsqError` when nothing could be done.
+        A daemon that did not answer the plan counts as failed. Raises ``HTTPException`` 403, and
+        `NsqError` if nothing could be done.
         """
         self.check_change(request, change)
         plan = plan_change(self.cluster, change)
         name, origin = name_of(change), self.origin(request)
-        names = {each: getattr(change, each) or None for each in ("topic", "channel", "node")}
+        names = {name: getattr(change, name) or None for name in ("topic", "channel", "node")}
         self.audit.write("begun", name, origin, **names)
         results = apply(self.cluster, plan)
         for address, error in plan.failures:
@@ -317,21 +324,23 @@ class WebContext:
         ]
         try:
             self.audit.write(state, name, origin, **names, steps=steps)
-        except OutputError as exc:  # the change is made
+        except OutputError as exc:
+            # The change has been made, so the request must not fail.
             log.error("%s", exc)
         if state != "failed":
             self.notifier.notify(change, origin)
         return results
 
     def origin(self, request: Request) -> RequestOrigin:
-        """Describe where a request comes from."""
+        """Return the origin of a request."""
         client = request.client
-        who = client.host if client else ""  # without a port where a proxy names it
+        # The address from a proxy's header has no port.
+        host = client.host if client else ""
         scheme = "https" if request.headers.get("x-scheme") == "https" else request.url.scheme
         url = f"{scheme}://{request.headers.get('host', '')}{request.url.path}"
         return RequestOrigin(
             self.user(request).name,
-            str(Address(*client)) if client and client.port else who,
+            str(Address(*client)) if client and client.port else host,
             request.headers.get("user-agent", ""),
             url,
         )

@@ -1,22 +1,23 @@
-"""nsqadmin's API with its paths and answers, for scripts that move over.
+"""nsqadmin's API with its paths and documents, so that scripts can use either.
 
-What differs from nsqadmin 1.3.0, on purpose:
+Intended differences from nsqadmin 1.3.0:
 
-- An unknown topic or channel is 404 ``TOPIC_NOT_FOUND`` or ``CHANNEL_NOT_FOUND``; nsqadmin says
-  502, 200 without anything, or 200 with a WARNING. A topic that only nsqlookupd knows has zeros.
-- In the answer for a topic the sums of a channel are an object of their own, and every nsqd keeps
-  its numbers; nsqadmin adds them into those of the first. The smallest latency is the smallest.
-- Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
+- An unknown topic or channel is 404 ``TOPIC_NOT_FOUND`` or ``CHANNEL_NOT_FOUND``. nsqadmin answers
+  502, 200 with an empty document, or 200 with a WARNING. A topic that only nsqlookupd has is
+  returned with zeros.
+- In the document of a topic, the sums of a channel are a separate object. nsqadmin adds them to the
+  numbers of the first nsqd. The ``min`` of a latency is the smallest value.
+- Tombstoned nsqd are shown and changed too, and a new topic is created on nsqd given by address.
 - A change needs ``--allow-changes``.
-- The texts of errors of daemons and of broken JSON are ours.
+- The messages of errors from daemons and for invalid JSON differ.
 - There is neither ``/api/graphite`` nor ``/config``.
 
-Documents have nsqadmin's keys. They are those of one nsqd, under the name that it
-announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
-by count, and the largest and smallest of the nsqd.
+Documents have nsqadmin's keys. They are of one nsqd, under its announced name, or have
+``"node": "*"`` and sums over several. A latency of several nsqd has the mean weighted by count, and
+the largest and smallest value.
 
-A body is one JSON object, whatever follows. The Content-Type does not matter, keys may have any
-case, and unknown ones are ignored.
+A body is one JSON object, and any following text is ignored. The Content-Type does not matter, keys
+may have any case, and unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Document = dict[str, Any]
 
 
 def upstream_error(kind: str, errors: Iterable[object]) -> HTTPException:
-    """No daemon answered."""
+    """Return the error for no answer from any daemon of a kind."""
     texts = ", ".join(map(str, errors))
     return HTTPException(502, f"UPSTREAM_ERROR: failed to query any {kind}: {texts}")
 
@@ -79,8 +80,11 @@ def warning(errors: Iterable[NsqError | None]) -> str:
 
 
 class Nsqd(NamedTuple):
-    """One nsqd and what it says. ``name`` is its broadcast address and HTTP port; ``known`` what
-    each nsqlookupd, by address, says of it; ``info`` what it says of itself."""
+    """An nsqd with its statistics.
+
+    ``name`` is its broadcast address and HTTP port. ``known`` has its entry at each nsqlookupd, by
+    address, and ``info`` the answer of its /info.
+    """
 
     name: str
     hostname: str
@@ -90,18 +94,18 @@ class Nsqd(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """The nsqd that answered, by host and name, and who did not."""
+    """The nsqd that answered, in order of host and name, and the failures of the others."""
 
     nsqds: list[Nsqd]
     failures: list[DaemonFailure]
 
     @property
     def message(self) -> str:
-        """What the answer has under ``message``."""
+        """The ``message`` of the answer."""
         return warning(failure.error for failure in self.failures)
 
 
-def gather(
+def fetch_stats(
     cluster: Cluster,
     topic: str = "",
     channel: str = "",
@@ -111,7 +115,7 @@ def gather(
 ) -> NodeAnswers:
     """Ask every nsqd for its statistics. Raises ``HTTPException``.
 
-    With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
+    With ``silent`` the result includes nsqd that do not answer, with their nsqlookupd entries.
     """
     known, nsqds, failures = cluster.discover_nsqds()
     entries = cluster.entries(known)
@@ -121,27 +125,27 @@ def gather(
 
     answers, failed = cluster.ask(nsqds, ask)
     failures += failed
-    found = []
+    result = []
     for address, (info, stats) in answers.items():
-        told = Address(info["broadcast_address"], info["http_port"])
-        name = cluster.names.get(address) or str(told)
+        announced = Address(info["broadcast_address"], info["http_port"])
+        name = cluster.names.get(address) or str(announced)
         registered = entries.get(name, {})
         hosts = [*(entry.hostname for entry in registered.values()), str(info.get("hostname", ""))]
-        found.append(Nsqd(name, hosts[0], stats, registered, info))
-    names = {nsqd.name for nsqd in found}
+        result.append(Nsqd(name, hosts[0], stats, registered, info))
+    names = {nsqd.name for nsqd in result}
     for name, registered in entries.items() if silent else ():
         entry = next(iter(registered.values()))
         if name not in names and entry.node.http is not None:
             version = {"version": entry.version}
-            found.append(Nsqd(name, entry.hostname, read_stats(version), registered, {}))
-    if failures and not found:
+            result.append(Nsqd(name, entry.hostname, read_stats(version), registered, {}))
+    if failures and not result:
         raise not_found(cluster, failures)
-    found.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
-    return NodeAnswers(found, failures)
+    result.sort(key=lambda nsqd: (nsqd.hostname, nsqd.name))
+    return NodeAnswers(result, failures)
 
 
 def not_found(cluster: Cluster, failures: Sequence[DaemonFailure], code: str = "") -> HTTPException:
-    """Return the error for what no daemon has, or none that answers."""
+    """Return 404 if all daemons answered, and the error of the failed ones otherwise."""
     if not failures:
         return HTTPException(404, code)
     silent = [failure for failure in failures if failure.address in cluster.lookupds]
@@ -150,7 +154,7 @@ def not_found(cluster: Cluster, failures: Sequence[DaemonFailure], code: str = "
 
 
 def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
-    """A topic on one nsqd."""
+    """Return the document of a topic on one nsqd."""
     document = _queue_of(nsqd, topic.topic_name, topic)
     del document["message_bytes"]
     channels = [channel_of(nsqd, topic.topic_name, channel, now_s) for channel in topic.channels]
@@ -158,7 +162,7 @@ def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
 
 
 def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> Document:
-    """A channel on one nsqd."""
+    """Return the document of a channel on one nsqd."""
     clients = channel.clients and [
         client_of(nsqd.name, client, now_s) for client in channel.clients
     ]
@@ -177,7 +181,7 @@ def _queue_of(nsqd: Nsqd, topic: str, queue: TopicStats | ChannelStats) -> Docum
 
 
 def client_of(node: str, client: ClientStats, now_s: float) -> Document:
-    """A consumer; ``connected`` is in nanoseconds."""
+    """Return the document of a consumer. ``connected`` is in nanoseconds."""
     connected_ns = (int(now_s) - client.connect_ts) * 1_000_000_000
     document = document_of(client) | {"node": node, "connected": connected_ns}
     del document["state"], document["pub_counts"]
@@ -185,61 +189,64 @@ def client_of(node: str, client: ClientStats, now_s: float) -> Document:
 
 
 def latency_of(latency: LatencyStats) -> Document:
-    """The latency of one nsqd, in nanoseconds."""
-    given = latency.percentiles
-    percentiles = given and [
+    """Return the latency of one nsqd, in nanoseconds."""
+    percentiles = latency.percentiles and [
         {
             **dict.fromkeys(("average", "count", "max", "min"), go_number(value)),
             "count": latency.count,
             "quantile": quantile,
             "value": go_number(value),
         }
-        for quantile, value in given
+        for quantile, value in latency.percentiles
     ]
-    nowhere = {"topic": "", "channel": "", "host": ""}
-    return {"count": latency.count, "percentiles": percentiles, **nowhere}
+    # nsqadmin leaves these fields empty for one nsqd.
+    names = {"topic": "", "channel": "", "host": ""}
+    return {"count": latency.count, "percentiles": percentiles, **names}
 
 
 # -- several nsqd ---------------------------------------------------------------------------------
 
 
-def together(parts: Sequence[Document], nothing: Document, **more: object) -> Document:
-    """A queue on several nsqd: its sums, and each nsqd; ``nothing`` is the queue on none."""
-    counts = [name for name, value in nothing.items() if type(value) is int]
+def sum_queue(parts: Sequence[Document], template: Document, **fields: object) -> Document:
+    """Return the sums of a queue over several nsqd, and its document on each nsqd.
+
+    ``template`` is a document of the queue, for its names and keys; ``fields`` override them.
+    """
+    counts = [name for name, value in template.items() if type(value) is int]
     latencies = [part["e2e_processing_latency"] for part in parts]
-    names = nothing["topic_name"], nothing.get("channel_name", "")
+    names = template["topic_name"], template.get("channel_name", "")
     return {
-        **nothing,
+        **template,
         "node": "*",
         "hostname": "",
         **{name: sum(part[name] for part in parts) for name in counts},
         "nodes": list(parts),
         "paused": any(part["paused"] for part in parts),
-        "e2e_processing_latency": latencies_together(latencies, *names),
-        **more,
+        "e2e_processing_latency": sum_latencies(latencies, *names),
+        **fields,
     }
 
 
-def topics_together(name: str, topics: Sequence[Document]) -> Document:
-    """A topic on several nsqd, or on none, and its channels on these."""
+def sum_topic(name: str, topics: Sequence[Document]) -> Document:
+    """Return the sums of a topic over several nsqd, or none, and of its channels."""
     channels: dict[str, list[Document]] = {}
     for topic in topics:
         for channel in topic["channels"]:
             channels.setdefault(channel["channel_name"], []).append(channel)
-    [nothing] = read_stats({"topics": [{"topic_name": name}]}).topics or ()
-    of_all = [channels_together(each) for _, each in sorted(channels.items())]
-    none = Nsqd("", "", read_stats({}), {}, {})
-    return together(topics, topic_of(none, nothing, 0.0), channels=of_all)
+    [empty_topic] = read_stats({"topics": [{"topic_name": name}]}).topics or ()
+    sums = [sum_channel(parts) for _, parts in sorted(channels.items())]
+    no_nsqd = Nsqd("", "", read_stats({}), {}, {})
+    return sum_queue(topics, topic_of(no_nsqd, empty_topic, 0.0), channels=sums)
 
 
-def channels_together(channels: Sequence[Document]) -> Document:
-    """A channel on several nsqd, and its consumers where they are known."""
+def sum_channel(channels: Sequence[Document]) -> Document:
+    """Return the sums of a channel over several nsqd, with its consumers if requested."""
     clients = [client for channel in channels for client in channel["clients"] or ()]
-    return together(channels, channels[0], clients=clients or None)
+    return sum_queue(channels, channels[0], clients=clients or None)
 
 
-def latencies_together(parts: Sequence[Document], topic: str, channel: str) -> Document:
-    """The latencies of several nsqd."""
+def sum_latencies(parts: Sequence[Document], topic: str, channel: str) -> Document:
+    """Return the latencies of several nsqd as one document."""
     by_quantile: dict[float, list[Document]] = {}
     for part in parts:
         for percentile in part["percentiles"] or ():
@@ -255,20 +262,20 @@ def latencies_together(parts: Sequence[Document], topic: str, channel: str) -> D
 
 def _mean(percentiles: Sequence[Document]) -> Document:
     count = sum(percentile["count"] for percentile in percentiles)
-    # an nsqd that has measured nothing says 0, which is not the smallest
+    # The minimum 0 of an nsqd without measurements must not count.
     measured = [percentile for percentile in percentiles if percentile["count"]] or percentiles
     total = sum(percentile["average"] * percentile["count"] for percentile in percentiles)
     return {
         "average": go_number(total / count) if count else 0,
         "count": count,
-        "max": max(each["max"] for each in measured),
-        "min": min(each["min"] for each in measured),
+        "max": max(percentile["max"] for percentile in measured),
+        "min": min(percentile["min"] for percentile in measured),
         "quantile": percentiles[0]["quantile"],
     }
 
 
 def node_of(nsqd: Nsqd, newest: str) -> Document:
-    """An nsqd in the list of nodes; ``newest`` is the highest version in the cluster."""
+    """Return an nsqd for the list of nodes. ``newest`` is the highest version in the cluster."""
     host, _, port = nsqd.name.rpartition(":")
     entries = list(nsqd.known.values())
     topics = {topic.topic_name: False for topic in nsqd.stats.topics or () if not entries}
@@ -292,7 +299,7 @@ def node_of(nsqd: Nsqd, newest: str) -> Document:
 
 
 def newest_version(versions: Iterable[str]) -> str:
-    """Return the highest of some versions, "" where there are none."""
+    """Return the highest version, "" without any."""
 
     def order(version: str) -> list[tuple[int, str]]:
         parts = version.replace("-", ".").split(".")
@@ -301,7 +308,7 @@ def newest_version(versions: Iterable[str]) -> str:
     return max(versions, key=order, default="")
 
 
-# -- questions ------------------------------------------------------------------------------------
+# -- queries --------------------------------------------------------------------------------------
 
 
 def list_topics(context: WebContext, request: Request) -> object:
@@ -311,8 +318,10 @@ def list_topics(context: WebContext, request: Request) -> object:
     except NsqError as exc:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
     if request.query_params.get("inactive") != "true":
-        return {"topics": sorted(names), "message": warning(each.error for each in failures)}
-    known, nsqds, failures = cluster.discover_nsqds()  # who is silent has topics, too
+        message = warning(failure.error for failure in failures)
+        return {"topics": sorted(names), "message": message}
+    # Topics of an nsqd that does not answer are not inactive.
+    known, nsqds, failures = cluster.discover_nsqds()
     stats, silent = cluster.ask(nsqds, topic_names)
     idle = names.difference(merge_names(stats), announced_topics(known))
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
@@ -321,16 +330,19 @@ def list_topics(context: WebContext, request: Request) -> object:
         for topic in sorted(idle)
     }
     message = warning(failure.error for failure in (*failures, *silent, *failed))
-    return {"topics": {topic: each or None for topic, each in channels.items()}, "message": message}
+    return {
+        "topics": {topic: names or None for topic, names in channels.items()},
+        "message": message,
+    }
 
 
 def show_queue(context: WebContext, request: Request) -> object:
-    """A topic, or a channel of it."""
+    """Answer for a topic, or for one of its channels."""
     name, channel = request.path_params["topic"], request.path_params.get("channel", "")
-    gathered = gather(context.cluster, name, channel, clients=bool(channel))
+    answers = fetch_stats(context.cluster, name, channel, clients=bool(channel))
     topics = [
         topic_of(nsqd, topic_stats, time.time())
-        for nsqd in gathered.nsqds
+        for nsqd in answers.nsqds
         for topic_stats in nsqd.stats.topics or ()
         if topic_stats.topic_name == name
     ]
@@ -343,24 +355,24 @@ def show_queue(context: WebContext, request: Request) -> object:
     if not (channels if channel else topics):
         kind = "CHANNEL" if name in fetch_topics(context.cluster)[0] else "TOPIC"
         if channel or kind == "TOPIC":
-            raise not_found(context.cluster, gathered.failures, f"{kind}_NOT_FOUND")
-    document = channels_together(channels) if channel else topics_together(name, topics)
-    return {**document, "message": gathered.message}
+            raise not_found(context.cluster, answers.failures, f"{kind}_NOT_FOUND")
+    document = sum_channel(channels) if channel else sum_topic(name, topics)
+    return {**document, "message": answers.message}
 
 
 def list_nodes(context: WebContext, _: Request) -> object:
-    gathered = gather(context.cluster, silent=True)
-    newest = newest_version(nsqd.stats.version for nsqd in gathered.nsqds)
-    nodes = [node_of(nsqd, newest) for nsqd in gathered.nsqds]
-    return {"nodes": nodes, "message": gathered.message}
+    answers = fetch_stats(context.cluster, silent=True)
+    newest = newest_version(nsqd.stats.version for nsqd in answers.nsqds)
+    nodes = [node_of(nsqd, newest) for nsqd in answers.nsqds]
+    return {"nodes": nodes, "message": answers.message}
 
 
 def show_node(context: WebContext, request: Request) -> object:
-    gathered = gather(context.cluster, clients=True)
+    answers = fetch_stats(context.cluster, clients=True)
     name = request.path_params["node"]
-    nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == name), None)
+    nsqd = next((nsqd for nsqd in answers.nsqds if nsqd.name == name), None)
     if nsqd is None:
-        raise not_found(context.cluster, gathered.failures, "NODE_NOT_FOUND")
+        raise not_found(context.cluster, answers.failures, "NODE_NOT_FOUND")
     topics = [topic_of(nsqd, topic, time.time()) for topic in nsqd.stats.topics or ()]
     channels = [channel for topic in topics for channel in topic["channels"]]
     return {
@@ -368,12 +380,12 @@ def show_node(context: WebContext, request: Request) -> object:
         "topics": topics,
         "total_messages": sum(topic["message_count"] for topic in topics),
         "total_clients": sum(len(channel["clients"] or ()) for channel in channels),
-        "message": gathered.message,
+        "message": answers.message,
     }
 
 
 def count_messages(context: WebContext, _: Request) -> object:
-    gathered = gather(context.cluster)
+    answers = fetch_stats(context.cluster)
     stats = {
         f"{topic.topic_name}:{channel.channel_name}:{nsqd.name}": {
             "node": nsqd.name,
@@ -381,11 +393,11 @@ def count_messages(context: WebContext, _: Request) -> object:
             "channel_name": channel.channel_name,
             "message_count": channel.message_count,
         }
-        for nsqd in gathered.nsqds
+        for nsqd in answers.nsqds
         for topic in nsqd.stats.topics or ()
         for channel in topic.channels
     }
-    return {"stats": dict(sorted(stats.items())), "message": gathered.message}
+    return {"stats": dict(sorted(stats.items())), "message": answers.message}
 
 
 # -- changes --------------------------------------------------------------------------------------
@@ -427,9 +439,9 @@ def tombstone(context: WebContext, request: Request, body: bytes) -> str:
 
 def _change_named(context: WebContext, request: Request, action: Action) -> str:
     names = request.path_params
-    for what, name in names.items():
+    for kind, name in names.items():
         if not is_valid_name(name):
-            raise HTTPException(404, f"{what.upper()}_NOT_FOUND")
+            raise HTTPException(404, f"{kind.upper()}_NOT_FOUND")
     return _make(context, request, TopicChange(action=action, **names))
 
 
@@ -472,7 +484,10 @@ def routes(context: WebContext) -> Mount:
 
 
 def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:
-    """Answer on a thread: the cluster is asked. A change is refused before its body is read."""
+    """Return a route whose answers are made on a thread, because they query the cluster.
+
+    A change is refused before its body is read.
+    """
 
     async def view(request: Request) -> Response:
         if request.method in ("GET", "HEAD"):
@@ -485,12 +500,13 @@ def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Rou
 
 
 def reply(document: object, status: int = 200) -> Response:
-    """Answer with JSON, as nsqadmin does."""
+    """Return an answer with JSON, in the format of nsqadmin."""
     return Response(go_json(document), status, HEADERS)
 
 
 def _http_error(_: Request, error: HTTPException) -> Response:
-    is_forbidden = error.status_code == 403  # which the console says in words
+    # The detail of 403 is a sentence for the pages of the console.
+    is_forbidden = error.status_code == 403
     message = "FORBIDDEN" if is_forbidden else CODES.get(error.detail, error.detail)
     answer = reply({"message": message}, error.status_code)
     answer.headers.update(error.headers or {})
@@ -498,7 +514,7 @@ def _http_error(_: Request, error: HTTPException) -> Response:
 
 
 def read_body(body: bytes) -> dict[str, str]:
-    """Return the topic, the channel and the action that are given. Raises ``HTTPException``."""
+    """Return the topic, channel and action of a body. Raises ``HTTPException``."""
     text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text:
         raise HTTPException(400, "EOF")

@@ -1,16 +1,17 @@
-"""The application: what is in front of every route, and the routes.
+"""The web application: a gate in front of all routes, and the routes.
 
-gate     Host, other sites, size of the body, who asks; safety headers on every answer
+gate     checks Host, other sites, the size of the body and the user; adds security headers
 /ping    OK
-/api     nsqadmin's, for scripts
+/api     nsqadmin's API, for scripts
 /metrics the whole cluster for Prometheus
-the rest the pages
+others   the pages
 
-`Console` is the gate and the routes. `WebServer` serves it until it is stopped, by the HTTP server
-of the embedded daemons: connections have a time for each step and a number for each address.
+`Console` consists of the gate and the routes. `WebServer` serves it until it is stopped, with the
+HTTP server of the embedded daemons, which limits the time of each step and the connections of each
+address.
 
-Trap: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
-watcher ends those, and what is left is cut off after a moment.
+Trap: an unbounded response (server-sent events) would keep the server from ending. Stopping the
+watcher ends such responses, and remaining ones are aborted after a moment.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from nsqtools.web.access import (
     Notices,
     User,
     basic_credentials,
-    refusal,
+    refusal_reason,
 )
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.site import Packed, Site, packed_response
@@ -63,18 +64,20 @@ LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
 log = logging.getLogger("nsqtools.web")
 
-TURN_S = 1.0
+TICK_S = 1.0
 LIMITS = Limits(idle_s=15.0, most_idle=256, most_idle_of_one=64, finish_s=3.0)
-MAX_CONNECTIONS = 512  # that are being answered
+# Concurrent requests, including open streams of events.
+MAX_REQUESTS = 512
 LENGTH = b"content-length"
 
 
 class Console:
-    """The application as the HTTP server asks it, and the gate in front of every route.
+    """The application of the HTTP server, with the gate in front of every route.
 
-    The gate refuses what may not pass, and says who asks (``scope["nsq.user"]``, ``"client"``);
-    each refusal, also one of a page, has a line of log. An answer is whole, but for the events that
-    a page leaves in ``scope["nsq.events"]``: these go on until the client leaves.
+    The gate refuses invalid requests, and sets the user and address (``scope["nsq.user"]``,
+    ``"client"``). Each refusal, including those of pages, is logged. Responses are buffered, except
+    the events that a page stores in ``scope["nsq.events"]``, which are sent until the client
+    disconnects.
     """
 
     def __init__(self, context: WebContext, scheme: str) -> None:
@@ -83,28 +86,30 @@ class Console:
         self._app = routed(context)
         self._views = UserViews(context)
         settings = context.settings
-        # besides addresses and names without a dot
+        # In addition, addresses and names without a dot are allowed.
         self._names = {settings.host, socket.gethostname(), *settings.allowed_hosts}
-        self._open = f"{settings.base_path}/ping"
+        self._ping_path = f"{settings.base_path}/ping"
         self._notices = Notices()
-        self._count = 0  # calls that are being answered
+        # Requests in progress.
+        self._count = 0
 
     def route(self, request: http_server.Request) -> None:
         request.limit = MAX_BODY_BYTES
 
     def report(self, request: http_server.Request, status: int) -> None:
-        pass  # refusals have a line of their own
+        """Log nothing: refusals are logged by `answer`."""
 
     async def answer(self, request: http_server.Request) -> http_server.Response | StreamedResponse:
-        if self._count >= MAX_CONNECTIONS:
+        if self._count >= MAX_REQUESTS:
             return plain_response("too many connections\n", 503)
         scope = self._scope(request)
         messages = await self._messages(scope, request.body)
-        if not messages:  # it has failed, and its traceback is in the log
+        # Without messages the application has failed, and its traceback is in the log.
+        if not messages:
             return plain_response("internal error\n", 500)
         status, headers = messages[0]["status"], dict(messages[0]["headers"])
         if status in REFUSED:
-            self._say(Request(scope), status)
+            self._log_refusal(Request(scope), status)
         headers.pop(LENGTH, None)
         fields = b"".join(b"%b: %b\r\n" % item for item in (HEADERS | headers).items())
         if "nsq.events" in scope and request.method != "HEAD":
@@ -121,7 +126,8 @@ class Console:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.0" if request.is_http10 else "1.1",
-            "method": request.method if request.method != "HEAD" else "GET",  # its body is left out
+            # The server omits the body of an answer to HEAD.
+            "method": request.method if request.method != "HEAD" else "GET",
             "scheme": self._scheme,
             "path": request.path,
             "raw_path": request.target.partition("?")[0].encode("latin-1"),
@@ -135,19 +141,19 @@ class Console:
         }
 
     async def _messages(self, scope: Scope, body: bytes | None) -> list[Message]:
-        """Call the application; return what it sends."""
-        sent: list[Message] = []
+        """Call the application; return its messages."""
+        messages: list[Message] = []
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body or b"", "more_body": False}
 
         async def send(message: Message) -> None:
-            sent.append(message)
+            messages.append(message)
 
         with self._counted(scope):
-            refused = scope["nsq.refused"] = await self._refuse(scope, is_too_large=body is None)
-            await (refused or self._app_of(scope))(scope, receive, send)
-        return sent
+            refusal = scope["nsq.refused"] = await self._refuse(scope, is_too_large=body is None)
+            await (refusal or self._app_of(scope))(scope, receive, send)
+        return messages
 
     def _app_of(self, scope: Scope) -> ASGIApp:
         """Return the application that answers a user."""
@@ -174,7 +180,7 @@ class Console:
 
     @contextmanager
     def _counted(self, scope: Scope) -> Iterator[None]:
-        """Count a call while it is answered, and log that it has failed."""
+        """Count a request in progress, and log its failure."""
         self._count += 1
         try:
             yield
@@ -185,11 +191,12 @@ class Console:
 
     async def _refuse(self, scope: Scope, *, is_too_large: bool) -> Response | None:
         request = Request(scope)
-        if why := refusal(request.method, request.headers, self._names):
-            return _answer(scope, why, 403)
+        if reason := refusal_reason(request.method, request.headers, self._names):
+            return _answer(scope, reason, 403)
         if is_too_large:
             return _answer(scope, "the request is too large", 413)
-        if scope["path"] == self._open:
+        # Load balancers query it without a login.
+        if scope["path"] == self._ping_path:
             return None
         try:
             user = await self._context.identities.authenticate(request)
@@ -201,21 +208,22 @@ class Console:
         scope["nsq.user"] = user
         return None
 
-    def _say(self, request: Request, status: int) -> None:
+    def _log_refusal(self, request: Request, status: int) -> None:
         scope, address = request.scope, request.client.host if request.client else ""
         if "nsq.user" in scope:
             name = scope["nsq.user"].name
         else:
             credentials = basic_credentials(request.headers.get("authorization", ""))
             name = credentials[0] if credentials else ""
+        # A browser always sends a request without credentials before it logs in.
         if status == 401 and not name:
-            return  # a browser asks like this before it logs in
-        who = f"{name[:80]!r} at {address}" if name else address
-        refused = scope["nsq.refused"]
-        why = bytes(refused.body).decode().strip()[:200] if refused else "not allowed"
+            return
+        client = f"{name[:80]!r} at {address}" if name else address
+        response = scope["nsq.refused"]
+        reason = bytes(response.body).decode().strip()[:200] if response else "not allowed"
         if status == 401:
-            why = "wrong user or password"
-        self._notices.say(f"refused {who}: {scope['method']} {scope['path'][:200]} ({why})")
+            reason = "wrong user or password"
+        self._notices.log(f"refused {client}: {scope['method']} {scope['path'][:200]} ({reason})")
 
 
 class UserView(NamedTuple):
@@ -305,10 +313,10 @@ def routed(context: WebContext) -> ASGIApp:
 def _answer(
     scope: Scope, text: str, status: int, headers: dict[str, str] | None = None
 ) -> Response:
-    """Answer in words, a program in JSON."""
+    """Return a response with a text, as JSON for the API."""
     is_api = "/api/" in scope["path"]
-    words = PlainTextResponse(f"{text}\n", status)
-    answer = api.reply({"message": text}, status) if is_api else words
+    plain = PlainTextResponse(f"{text}\n", status)
+    answer = api.reply({"message": text}, status) if is_api else plain
     answer.headers.update(headers or {})
     return answer
 
@@ -320,14 +328,14 @@ PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
 def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     """Return the view of /metrics: every topic and channel of all nsqd.
 
-    It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``): however
-    many scrape, nsqd is asked once, and the text is made once. An nsqd that does not answer has
-    ``nsq_up`` 0 and nothing else, and is no reason for a scrape to fail. The first scrape waits for
-    the first sample.
+    It shows the last sample, which is at most an interval old (``nsq_sample_age_seconds``). So nsqd
+    is queried once, and the text is formatted once, for any number of scrapes. An nsqd that does
+    not answer has only ``nsq_up`` 0, and the scrape succeeds. The first scrape waits for the first
+    sample.
     """
     watcher = site.context.watcher
 
-    def of_sample(_: Packed | None) -> Packed:
+    def format_sample(_: Packed | None) -> Packed:
         snapshot = site.snapshot()
         label_rows = dict.fromkeys(
             (problem.severity.word, problem.kind, problem.topic, problem.channel, problem.node)
@@ -335,7 +343,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
         )
         problems = metric_of(
             "nsq_problem",
-            "What is wrong, in the words of the console and nsq check.",
+            "Problems, as the console and nsq check report them.",
             [(dict(zip(PROBLEM_LABELS, row, strict=True)), 1) for row in label_rows],
         )
         lookupds = list(site.context.cluster.lookupds)
@@ -352,7 +360,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
         if sample is not None:
             age = f"{max(0.0, time.time() - sample.time_s):.3f}"
             gauges.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
-            pieces.append(await run_in_threadpool(site.recent, "metrics", of_sample))
+            pieces.append(await run_in_threadpool(site.recent, "metrics", format_sample))
         text = encode_metrics(
             metric_of(name, help_, [({}, value)]) for name, help_, value in gauges
         )
@@ -362,9 +370,9 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
 
 
 class WebServer:
-    """One server, at the address ``url``. `run` it on the main thread; `stop` it from any.
+    """The server at ``url``. Call `run` on the main thread, and `stop` on any.
 
-    Raises `ConfigurationError` for a certificate that cannot be used.
+    Raises `ConfigurationError` for an invalid certificate.
     """
 
     def __init__(self, context: WebContext, listener: socket.socket) -> None:
@@ -382,12 +390,12 @@ class WebServer:
         self._listener = listener
         self._stopped = threading.Event()
 
-    def run(self, on_turn: Callable[[], None]) -> None:
-        """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
+    def run(self, on_tick: Callable[[], None]) -> None:
+        """Serve until `stop`. ``on_tick`` is called every second on the serving loop."""
         if self._context.settings.users_file is None:
             self._context.watcher.start()
         try:
-            asyncio.run(self._run(on_turn))
+            asyncio.run(self._run(on_tick))
         finally:
             self._context.stop()
             self._context.notifier.stop()
@@ -398,18 +406,18 @@ class WebServer:
         self._context.stop()
         self._console.stop()
 
-    async def _run(self, on_turn: Callable[[], None]) -> None:
+    async def _run(self, on_tick: Callable[[], None]) -> None:
         report_errors(asyncio.get_running_loop(), log.error)
         tls = self._certificate.get() if self._certificate else None
         server = HTTPServer(self._console, self._listener, tls, LIMITS)
         await server.start()
         is_stopped = False
         while not is_stopped:
-            on_turn()
+            on_tick()
             if self._certificate is not None:
                 self._certificate.get()
             await asyncio.to_thread(self._maintain)
-            is_stopped = await asyncio.to_thread(self._stopped.wait, TURN_S)
+            is_stopped = await asyncio.to_thread(self._stopped.wait, TICK_S)
         await server.stop()
 
     def _maintain(self) -> None:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.web.api import ROUTES, latencies_together, newest_version, read_body
+from nsqtools.web.api import ROUTES, newest_version, read_body, sum_latencies
 
 LATENCY = ("-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m")
 
@@ -318,7 +318,7 @@ def test_latencies_are_weighed_by_count_and_the_newest_version_is_found() -> Non
         one = {"average": value, "count": count, "max": value, "min": value, "quantile": 0.5}
         return {"count": count, "percentiles": [one]}
 
-    together = latencies_together([part(1, 10), part(3, 30), part(0, 0)], "t", "c")
+    together = sum_latencies([part(1, 10), part(3, 30), part(0, 0)], "t", "c")
 
     [found] = together["percentiles"]
     assert found == {"average": 25, "count": 4, "max": 30, "min": 10, "quantile": 0.5}

@@ -183,9 +183,7 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
     assert "The numbers below are those of 20" in page
     assert re.search(r"<dt>Depth</dt>\s*<dd><b>5</b>", page)
     assert "No topics" not in page
-    left_out = (
-        f'Sums leave out <a href="/nodes?node={dead}">{dead}</a>: 5 waiting when last seen 20'
-    )
+    left_out = f'Sums exclude <a href="/nodes?node={dead}">{dead}</a>: 5 waiting when last seen 20'
     for path in ("/", "/topics/orders", "/topics/orders/billing"):
         assert left_out.replace(":", "%3A", 1) in text_of(url, path)
         assert "<b>5</b> <small>without 1 nsqd</small>" in text_of(url, path)

@@ -28,7 +28,7 @@ from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.http.http_server import IdleConnections
-from nsqtools.web.app import MAX_CONNECTIONS
+from nsqtools.web.app import MAX_REQUESTS
 from nsqtools.web.pages.snapshot import PAGE_LINES
 
 TOLD = "Too many open files"
@@ -126,7 +126,7 @@ def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running:
                 assert b"Transfer-Encoding: chunked" in stream.recv(1 << 16)
     wait_until(lambda: len(list(descriptors.iterdir())) <= before + 5, what="all are closed")
 
-    for _ in range(MAX_CONNECTIONS + 10):
+    for _ in range(MAX_REQUESTS + 10):
         with connected(running) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sendall(asked)  # and closed with a reset, before it is answered
@@ -134,7 +134,7 @@ def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running:
     wait_until(lambda: running.get("/").status == 200, what="there is room", timeout_s=20)
 
     with ExitStack() as stack:
-        many = range(MAX_CONNECTIONS + 10)
+        many = range(MAX_REQUESTS + 10)
         silent = [stack.enter_context(connected(running)) for _ in many]
         assert running.get("/ping").status == 200
         assert silent[0].recv(1) == b""  # it waited longest

@@ -25,7 +25,7 @@ from nsqtools.web import actions
 from nsqtools.web.access import WebSettings
 from nsqtools.web.actions import RequestOrigin, plan_change
 from nsqtools.web.pages import messages
-from nsqtools.web.pages.site import Recent
+from nsqtools.web.pages.site import RecentAnswers
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
 
@@ -87,7 +87,7 @@ def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
 
 
 def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
-    recent, asked, may_answer = Recent(), [], threading.Event()
+    recent, asked, may_answer = RecentAnswers(), [], threading.Event()
 
     def ask(_: object) -> object:
         asked.append(True)
@@ -175,7 +175,7 @@ def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(actions, "STOP_S", 0.01)
-    monkeypatch.setattr(actions, "MAX_WAITING", 3)
+    monkeypatch.setattr(actions, "MAX_PENDING", 3)
     change, origin = TopicChange(action=Action.CREATE, topic="t"), RequestOrigin("", "", "", "")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
@@ -186,7 +186,7 @@ def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(
                 notifier.notify(change, origin)
             notifier.stop()
             assert caplog.messages == [
-                f"cannot notify {url} (a notification is dropped, too many wait)",
+                f"cannot notify {url} (a notification is dropped, too many are pending)",
                 f"cannot notify {url} (4 notifications not sent)",
             ]
     wait_for_threads("nsq-notifier")

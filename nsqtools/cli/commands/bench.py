@@ -172,7 +172,7 @@ class Load(OptionSet):
 
 
 def pub(publishing: BenchPublishing, *, load: Load) -> int:
-    """Measure publishing fast messages are published, each confirmed by nsqd.
+    """Measure how fast messages are published, each confirmed by nsqd.
 
     Latency is that of a publish command, from sending a batch to its confirmation; with --rate from
     the time at which it was due. The topic is ephemeral: nsqd keeps what fits in its memory queue
@@ -188,7 +188,7 @@ def pub(publishing: BenchPublishing, *, load: Load) -> int:
 
 
 def sub(count: Messages = BACKLOG_TO_DRAIN, create: Create = False, *, load: Load) -> int:
-    """Measure publishing fast a backlog is consumed, each message finished.
+    """Measure how fast a backlog is consumed, each message finished.
 
     Fills a new topic with --count messages, drains it, and deletes it through nsqd's HTTP API. With
     --topic the messages stay for the other channels, and only the measured channel is deleted from
@@ -205,7 +205,7 @@ def sub(count: Messages = BACKLOG_TO_DRAIN, create: Create = False, *, load: Loa
 
 
 def e2e(publishing: BenchPublishing, create: Create = False, *, load: Load) -> int:
-    """Measure publishing long messages take from a publisher through nsqd to a consumer.
+    """Measure how long messages take from a publisher through nsqd to a consumer.
 
     Publishers put the time in each message (with --rate the time at which it was due); consumers
     read it by the same clock. At full speed publishers stay up to 2500 messages ahead, and latency

@@ -147,7 +147,7 @@ def complete_command(command: Any, words: Sequence[str], current: str) -> Comple
     at_cursor = [p for p in parameters if CURSOR in as_list(values.get(p.name))]
     is_value = prefix or any(parameter in options for parameter in at_cursor)
     if current.startswith("-") and not is_value and "--" not in words:
-        unused = [option for option in options if option not in order or option.multiple]
+        unused = [o for o in options if o not in order or o.multiple or o.count]
         return Completion(list(spellings(unused)))
     if not at_cursor:
         return Completion()

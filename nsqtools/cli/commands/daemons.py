@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """A command that takes Go's flags: those of a class in `nsqtools.server.options`."""
+    """A command with Go's flags, from a class in `nsqtools.server.options`."""
 
     def __init__(self, name: str, help: str, options: str, deprecated: dict[str, str]) -> None:
         self.name = name
@@ -32,17 +32,17 @@ class Daemon:
     def _options_class(self) -> type:
         from nsqtools.server import options
 
-        found: type = getattr(options, self._options)
-        return found
+        options_class: type = getattr(options, self._options)
+        return options_class
 
     def flags(self) -> dict[str, Flag]:
-        """The flags of its command line."""
+        """Return the flags of the command line."""
         from nsqtools.server.go_flags import flags_of
 
         return flags_of(self._options_class(), self._deprecated)
 
     def page(self) -> HelpPage:
-        """What ``--help`` shows."""
+        """Return the page of ``--help``."""
         from nsqtools.cli.parsing.help import daemon_page
 
         return daemon_page(self.name, self.__doc__ or "", self.flags())

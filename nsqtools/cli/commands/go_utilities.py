@@ -24,13 +24,13 @@ def _flags_of_rows(*rows: tuple[Any, ...]) -> Flags:
     return dict(sorted(flags.items()))
 
 
-_SEVERAL = "(may be values multiple times)"
+_SEVERAL = "(may be given multiple times)"
 _NSQD = ("nsqd-tcp-address", (), f"nsqd TCP address {_SEVERAL}")
 _LOOKUPD = ("lookupd-http-address", (), f"lookupd HTTP address {_SEVERAL}")
 _VERSION = ("version", False, "print version string")
 _IN_FLIGHT = ("max-in-flight", 200, "max number of messages to allow in flight")
 _CONFIG = "http://godoc.org/github.com/nsqio/go-nsq#Config)"
-_PASSED = "option to passthrough to nsq.{} (may be values multiple times, "
+_PASSED = "option to passthrough to nsq.{} (may be given multiple times, "
 _CONSUMER = ("consumer-opt", (), _PASSED.format("Consumer") + _CONFIG)
 _PRODUCER = ("producer-opt", (), _PASSED.format("Producer") + "see " + _CONFIG)
 _CONNECT = ("http-client-connect-timeout", 2.0, "timeout for HTTP connect")
@@ -48,7 +48,7 @@ _MODE = (
 
 UTILITIES: dict[str, Flags] = {
     "nsq_tail": _flags_of_rows(
-        ("topic", (), "NSQ topic (may be values multiple times)"),
+        ("topic", (), "NSQ topic (may be given multiple times)"),
         ("channel", "", "NSQ channel"),
         _IN_FLIGHT,
         ("n", 0, "total messages to show (will wait if starved)"),
@@ -62,7 +62,7 @@ UTILITIES: dict[str, Flags] = {
         ("topic", "", "NSQ topic to publish to"),
         ("delimiter", "\n", "character to split input from stdin"),
         ("rate", 0, "Throttle messages to n/second. 0 to disable"),
-        ("nsqd-tcp-address", (), "destination nsqd TCP address (may be values multiple times)"),
+        ("nsqd-tcp-address", (), "destination nsqd TCP address (may be given multiple times)"),
         _PRODUCER,
     ),
     "nsq_stat": _flags_of_rows(
@@ -70,14 +70,14 @@ UTILITIES: dict[str, Flags] = {
         ("channel", "", "NSQ channel"),
         ("interval", 2.0, "duration of time between polling/printing output"),
         ("count", 0, "number of reports"),
-        ("nsqd-http-address", (), "nsqd HTTP address (may be values multiple times)"),
+        ("nsqd-http-address", (), "nsqd HTTP address (may be given multiple times)"),
         _LOOKUPD,
         _CONNECT,
         _REQUEST,
         _VERSION,
     ),
     "nsq_to_file": _flags_of_rows(
-        ("topic", (), "nsq topic (may be values multiple times)"),
+        ("topic", (), "nsq topic (may be given multiple times)"),
         ("topic-pattern", "", "only log topics matching the following pattern"),
         ("topic-refresh", 60.0, "how frequently the topic list should be refreshed"),
         ("channel", "nsq_to_file", "nsq channel"),
@@ -107,7 +107,7 @@ UTILITIES: dict[str, Flags] = {
         _VERSION,
     ),
     "nsq_to_nsq": _flags_of_rows(
-        ("topic", (), "nsq topic (may be values multiple times)"),
+        ("topic", (), "nsq topic (may be given multiple times)"),
         ("channel", "nsq_to_nsq", "nsq channel"),
         ("destination-topic", "", "use this destination topic for all consumed topics"),
         ("destination-nsqd-tcp-address", (), f"destination nsqd TCP address {_SEVERAL}"),
@@ -131,7 +131,7 @@ UTILITIES: dict[str, Flags] = {
         ("post", (), "HTTP address to make a POST request to. Data in body"),
         ("get", (), "HTTP address to make a GET request to. '%s' is replaced by the data"),
         ("content-type", "application/octet-stream", "the Content-Type of POST requests"),
-        ("header", (), "Custom header for HTTP requests (may be values multiple times)"),
+        ("header", (), "Custom header for HTTP requests (may be given multiple times)"),
         ("http-client-request-timeout", 20.0, "timeout for HTTP request"),
         _IN_FLIGHT,
         _STATUS,

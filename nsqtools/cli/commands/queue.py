@@ -315,7 +315,7 @@ def recover(
 def write_archive(
     path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]
 ) -> tuple[int, Path]:
-    """Write messages to a new archive, which appears when complete; return their count and its path.
+    """Write messages to a new archive, which appears when complete; return count and path.
 
     The path differs from ``path`` if the index of a deleted archive has the name. Raises
     ``OSError``.

@@ -151,7 +151,7 @@ def _warn(settings: WebSettings) -> None:
             " --listen-tls-cert, or --trusted-proxy for one that speaks TLS",
             settings.listen,
         )
-    if is_plain and settings.show_messages and not settings.knows_users:
+    if is_plain and settings.show_messages and not settings.has_users:
         log.warning(
             "anyone who reaches %s can read messages (--auth asks for users)", settings.listen
         )

@@ -1,1 +1,1 @@
-"""What surrounds a command: streams, signals, logs, errors, exit status."""
+"""The environment of a command: streams, signals, logs, errors, exit status."""

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5  # of the depth, under --until-empty: a run ends this long after its channel is empty
 IDLE_REPORT_S = (5.0, 60.0, 600.0, 3600.0)  # once each, so that the log of an idle service is short
-MOST_REPORTED = 10  # topics in one line
+# Topics in one line.
+MAX_REPORTED = 10
 
 
 def _is_well() -> tuple[bool, str]:
@@ -172,7 +173,7 @@ class ChannelWatch:
         with ClusterSettings(self._connection).open() as cluster:
             return "; ".join(
                 describe_queue(inspect_topic(cluster, topic), self._channel)
-                for topic in [*self._topics][:MOST_REPORTED]
+                for topic in [*self._topics][:MAX_REPORTED]
             )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Numbers as text, trends as lines, and the data of the charts, which a script draws."""
+"""Format numbers, draw trends as SVG paths, and provide the data of charts to the script."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def seconds(value_s: float | None) -> str:
 
 
 def age(value_s: float) -> str:
-    """Return how long something lasts already; clocks differ, so never less than nothing."""
+    """Return a duration until now. It is never negative, although clocks differ."""
     return seconds(max(0.0, float(int(value_s))))
 
 
 def percent(value: float) -> str:
-    """Return a share that is given in percent: ``99.9 %``."""
+    """Return a percentage: ``99.9 %``."""
     return f"{value:g} %"
 
 
@@ -68,8 +68,7 @@ def size(value: int | None) -> str:
 def line_path(points: Points, width: float, height: float, low: float, high: float) -> str:
     """Return the ``d`` of an SVG path through the points, with gaps where a value is None.
 
-    ``low`` and ``high`` are the values at the edges. Empty for fewer than two values: there is no
-    line to draw.
+    ``low`` and ``high`` are the values at the edges. The path is empty for fewer than two values.
     """
     if sum(value is not None for _, value in points) < 2:
         return ""
@@ -82,8 +81,10 @@ def line_path(points: Points, width: float, height: float, low: float, high: flo
         if value is None:
             is_pen_down = False
             continue
+        # Points within a level line are omitted, so that the path of a constant value stays equal
+        # and need not be sent again.
         if values[index] == value == values[index + 2]:
-            continue  # within a level line, which then stays the same while time goes on
+            continue
         x, y = (at_s - start_s) * across, height - 1 - (value - low) * up
         path.append(f"{'L' if is_pen_down else 'M'}{x:.1f} {y:.1f}")
         is_pen_down = True
@@ -91,14 +92,14 @@ def line_path(points: Points, width: float, height: float, low: float, high: flo
 
 
 class Spark(NamedTuple):
-    """A trend: its line, from the least value to the greatest, and these two as text."""
+    """A trend: its path, and its smallest and largest value as text."""
 
     path: str
-    said: str
+    range_text: str
 
 
 def spark(points: Points) -> Spark:
-    """Return a trend on its own scale, so that a small change of a large number shows."""
+    """Return a trend scaled to its values, so that a small change of a large number is visible."""
     values = [value for _, value in points if value is not None]
     if not values:
         return Spark("", "")
@@ -110,7 +111,8 @@ def spark(points: Points) -> Spark:
 def brief(value: float) -> str:
     """Return a number in few characters: ``12``, ``3.4k``, ``120M``."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * size:  # three digits of what is less would be 1e+03
+        # A value just below the unit would be rounded to 1e+03.
+        if value >= 0.9995 * size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 
@@ -123,7 +125,7 @@ MAX_LINES = 8
 
 
 class ChartLine(NamedTuple):
-    """A line of a chart. ``column`` is its name among the numbers; ``keys`` are summed up."""
+    """A line of a chart: a quantity, summed over ``keys``. ``column`` is its name in the data."""
 
     column: str
     label: str
@@ -132,7 +134,7 @@ class ChartLine(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """What a chart shows. ``unit`` is that of its values."""
+    """A chart with its lines. ``unit`` is that of the values."""
 
     name: str
     title: str
@@ -141,8 +143,10 @@ class Figure(NamedTuple):
 
 
 class Charts(NamedTuple):
-    """The charts of a page. ``source`` is where their numbers are, ``choices`` are what can be
-    shown instead: a name, an address, and whether it is shown."""
+    """The charts of a page. ``source`` is the address of their data.
+
+    ``choices`` are alternatives: a name, an address, and whether the alternative is shown.
+    """
 
     figures: Sequence[Figure]
     choices: Sequence[Sequence[tuple[str, str, bool]]]
@@ -152,37 +156,45 @@ class Charts(NamedTuple):
 def figures_of(
     key: Key, channels: Sequence[str] = (), *, is_split: bool = False
 ) -> tuple[Figure, ...]:
-    """Return what is charted of a channel, an nsqd, or a topic with its channels.
+    """Return the charts of a channel, an nsqd, or a topic with its channels.
 
-    Of a topic that is the sum over its channels, or a line for each of the first `MAX_LINES`.
+    The charts of a topic show sums over its channels, or one line for each of the first
+    `MAX_LINES` channels.
     """
     _, topic, channel = key
-    of_all = own = [key]
+    all_queues = consumed = [key]
     if topic and not channel:
-        own = [("", topic, name) for name in channels]
-        of_all = [key, *own]
+        consumed = [("", topic, name) for name in channels]
+        all_queues = [key, *consumed]
 
     def figure(name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[Key]]) -> Figure:
-        shown = [ChartLine(quantity, label, quantity, keys) for quantity, label, keys in lines]
-        if is_split:
-            quantity = "finish" if name == "rates" else lines[0][0]
-            shown = [ChartLine(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in own[:MAX_LINES]]
-        return Figure(name, title, unit, shown)
+        if not is_split:
+            chart_lines = [
+                ChartLine(quantity, label, quantity, keys) for quantity, label, keys in lines
+            ]
+            return Figure(name, title, unit, chart_lines)
+        quantity = "finish" if name == "rates" else lines[0][0]
+        chart_lines = [
+            ChartLine(f"{quantity} {key[2]}", key[2], quantity, [key])
+            for key in consumed[:MAX_LINES]
+        ]
+        return Figure(name, title, unit, chart_lines)
 
+    depths = [("depth", "waiting", all_queues), ("in_flight", "in flight", consumed)]
     rates = [("ingress", "in" if channel else "published", [key])]
-    rates += [("finish", "finished", own), ("requeue", "requeued", own)]
+    rates += [("finish", "finished", consumed), ("requeue", "requeued", consumed)]
     return (
-        figure("depth", "Depth", "", ("depth", "waiting", of_all), ("in_flight", "in flight", own)),
+        figure("depth", "Depth", "", *depths),
         figure("rates", "Finished a second" if is_split else "Messages a second", "/s", *rates),
-        figure("latency", "Latency", "s", ("latency", "from publish to finish", own))
+        figure("latency", "Latency", "s", ("latency", "from publish to finish", consumed))
         if topic
-        else figure("clients", "Consumers", "", ("clients", "connected", own)),
+        else figure("clients", "Consumers", "", ("clients", "connected", consumed)),
     )
 
 
-def range_of(asked: str) -> str:
-    """Return the range of time that an address asks for."""
-    return asked if asked in RANGES else RANGE
+def range_of(text: str) -> str:
+    """Return the name of a range of time, the default for an unknown name."""
+    return text if text in RANGES else RANGE
 
 
 def columns_of(history: History, figures: Sequence[Figure], since_s: float) -> dict[str, Points]:
@@ -194,13 +206,13 @@ def columns_of(history: History, figures: Sequence[Figure], since_s: float) -> d
     }
 
 
-def numbers_of(history: History, figures: Sequence[Figure], shown: str) -> dict[str, Any]:
-    """Return the points of every line over a range, as columns beside the times ``t``."""
-    found = columns_of(history, figures, time.time() - RANGES[shown])
-    columns = {name: dict(points) for name, points in found.items()}
+def numbers_of(history: History, figures: Sequence[Figure], range_name: str) -> dict[str, Any]:
+    """Return the points of every line over a range, as columns with the times ``t``."""
+    points_by_column = columns_of(history, figures, time.time() - RANGES[range_name])
+    columns = {name: dict(points) for name, points in points_by_column.items()}
     times = sorted({at_s for column in columns.values() for at_s in column})
     return {
-        "range_s": RANGES[shown],
+        "range_s": RANGES[range_name],
         "t": times,
         **{name: [column.get(at_s) for at_s in times] for name, column in columns.items()},
     }

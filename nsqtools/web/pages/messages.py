@@ -63,7 +63,7 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
     copies: list[tuple[Message, ShownBody]] | None = None
     left_out: list[str] = []
     if fields is not None:
-        context.note_reading(request, topic, channel)
+        context.log_reading(request, topic, channel)
         check_topic(topic)
         addresses, left_out = addresses_with_channels(context.cluster, topic, channel)
         received = _listen(context, addresses, topic, channel, count, for_s)

@@ -32,13 +32,13 @@ from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.web.api import newest_version
-from nsqtools.web.pages.site import Site, Values, as_asked
+from nsqtools.web.pages.site import Site, Values, sanitize_name
 from nsqtools.web.pages.snapshot import (
     SHOWN,
     SORTS,
     QueueQuery,
     Snapshot,
-    has,
+    contains_words,
     lines_of,
     page_number,
     page_of,
@@ -55,7 +55,7 @@ def _named(request: Request, name: str) -> str:
 
 
 def show_queues(site: Site, request: Request) -> Values:
-    """Return the values of a topic's or channel's page, and without one of the page of all.
+    """Return the values of the page of a topic or channel, or of the list of all queues.
 
     Raises `NotFoundError`.
     """
@@ -79,9 +79,9 @@ def show_queues(site: Site, request: Request) -> Values:
         values["can_tombstone"] = bool(site.context.cluster.lookupds)
         return site.frame(request, "topic.html", topic, **values)
     rows = connections(site, topic, channel)
-    mine = [each for each in rows if (each.topic, each.channel) == (topic, channel)]
-    mine.sort(key=lambda each: (each.client.hostname, each.client.client_id, each.id))
-    values |= {"consumers": mine[:MAX_CONSUMERS], "consumer_count": len(mine)}
+    consumers = [row for row in rows if (row.topic, row.channel) == (topic, channel)]
+    consumers.sort(key=lambda row: (row.client.hostname, row.client.client_id, row.id))
+    values |= {"consumers": consumers[:MAX_CONSUMERS], "consumer_count": len(consumers)}
     values["now_s"] = time.time()
     return site.frame(request, "channel.html", f"{topic}/{channel}", **values)
 
@@ -91,12 +91,12 @@ def _row(snapshot: Snapshot, topic: str, channel: str) -> QueueRow:
     if row := snapshot.queue(topic, channel):
         return row
     for total in snapshot.totals:
-        if (as_asked(total.topic), as_asked(total.channel)) == (topic, channel):
+        if (sanitize_name(total.topic), sanitize_name(total.channel)) == (topic, channel):
             return total
     label = f"channel {topic}/{channel}" if channel else f"topic {topic}"
     hint = "It may have been deleted, or the next sample shows it."
-    if had := ", ".join(row.node for row in snapshot.on_nodes(topic, channel)):
-        hint = f"It was on {had}, which does not respond, when that was last seen."
+    if nodes := ", ".join(row.node for row in snapshot.on_nodes(topic, channel)):
+        hint = f"It was on {nodes}, which does not respond, when that was last seen."
     elif silent := ", ".join(snapshot.silent):
         hint = f"It may have been deleted, or be on {silent}, which does not respond."
     raise NotFoundError(f"no nsqd that answers has the {label}", hint=hint)
@@ -106,7 +106,7 @@ def _overview(site: Site, request: Request) -> Values:
     query = read_query(request.query_params)
     snapshot = site.snapshot()
     lines = lines_of(snapshot.totals, query, snapshot.growth)
-    nodes = [node for node in snapshot.reports if has(node, query.text)]
+    nodes = [node for node in snapshot.reports if contains_words(node, query.text)]
     return site.frame(
         request,
         "overview.html",
@@ -128,21 +128,21 @@ def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
     links = {}
     for name, heading in SORTS.items():
         is_sorted = query.sort == name
-        # names begin with a, numbers with the largest
-        turned = not query.is_ascending if is_sorted else name == "name"
+        # A click on the sorted column reverses it. By default names ascend and numbers descend.
+        to_ascending = not query.is_ascending if is_sorted else name == "name"
         state = ("ascending" if query.is_ascending else "descending") if is_sorted else "none"
-        address = query.address(sort=name, order="asc" if turned else "desc", page=1)
+        address = query.address(sort=name, order="asc" if to_ascending else "desc", page=1)
         links[name] = {"heading": heading, "state": state, "address": address}
     return links
 
 
 def show_nodes(site: Site, request: Request) -> Values:
-    """Return the values of the list of nsqd, or of the page of the one that is named.
+    """Return the values of the list of nsqd, or of the page of the nsqd in the request.
 
-    Raises `NotFoundError`: an address that a request brings is not asked.
+    Raises `NotFoundError` for an unknown address, because only nsqd of the cluster are queried.
     """
     address = _named(request, "node")
-    found, failures = site.recent("nodes", lambda _: _all_nodes(site))
+    nodes, failures = site.recent("nodes", lambda _: _all_nodes(site))
     snapshot, cluster = site.snapshot(), site.context.cluster
     if not address:
         return site.frame(
@@ -150,26 +150,27 @@ def show_nodes(site: Site, request: Request) -> Values:
             "nodes.html",
             "Nodes",
             failures=failures,
-            newest=newest_version(node.version for node in found),
+            newest=newest_version(node.version for node in nodes),
             lookupds=len(cluster.lookupds),
-            nodes=[(node, _sums_of_node(snapshot, node.address)) for node in found],
+            nodes=[(node, _sums_of_node(snapshot, node.address)) for node in nodes],
         )
-    status = next((node for node in found if node.address == address), None)
+    status = next((node for node in nodes if node.address == address), None)
     if status is None:
         raise NotFoundError(
-            f"no nsqd {address} is in the cluster", hint="The list of nodes has all addresses."
+            f"no nsqd {address} is in the cluster", hint="The list of nodes shows all addresses."
         )
 
     def ask(_: NsqdStats | None) -> NsqdStats:
         return cluster.nsqd(address).stats(clients=True, memory=True)
 
     stats = None
-    error = "" if address in snapshot.reports else status.error  # else it answers, and is not well
+    # An nsqd in the sample answers, even if its status has an error.
+    error = "" if address in snapshot.reports else status.error
     try:
         stats = None if error else site.recent(("node", address), ask)
     except NsqError as exc:
         error = str(exc)
-    here = snapshot.of_node(address)
+    rows = snapshot.of_node(address)
     return site.frame(
         request,
         "node.html",
@@ -179,20 +180,20 @@ def show_nodes(site: Site, request: Request) -> Values:
         error=error,
         sums=_sums_of_node(snapshot, address),
         charts=site.charts(request, (address, "", "")),
-        lines=lines_of(here, QueueQuery(page=page_number(request.query_params))),
+        lines=lines_of(rows, QueueQuery(page=page_number(request.query_params))),
         page_address=lambda page: site.to.page("/nodes", node=address, page=f"{page}"),
         now_s=time.time(),
     )
 
 
 def _sums_of_node(snapshot: Snapshot, address: str) -> Sums | None:
-    """Return the sums of an nsqd, the last known ones where it is gone, None before it is seen."""
+    """Return the sums of an nsqd, the last ones if it is gone, None if it was never sampled."""
     is_seen = address in snapshot.reports or address in snapshot.gone
     return sums_of(snapshot.of_node(address)) if is_seen else None
 
 
 def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
-    """Return every nsqd, those that are gone too, and who else does not answer."""
+    """Return every nsqd, including those that are gone, and the failures of other daemons."""
     context = site.context
     nodes: list[NodeStatus] = []
     try:
@@ -220,8 +221,8 @@ def show_lookup(site: Site, request: Request) -> Values:
 
     (known, failures), (topics, failed) = site.recent("lookup", ask)
     errors = {failure.address: str(failure.error) for failure in (*failures, *failed)}
-    there = {row.topic for row in site.snapshot().totals}
-    inactive = sorted(merge_names(topics) - there - announced_topics(known))
+    sampled = {row.topic for row in site.snapshot().totals}
+    inactive = sorted(merge_names(topics) - sampled - announced_topics(known))
     return site.frame(
         request,
         "lookup.html",
@@ -239,7 +240,7 @@ def show_lookup(site: Site, request: Request) -> Values:
 
 
 class Program(NamedTuple):
-    """All connections of one host name and client id."""
+    """The connections with one host name and client id."""
 
     hostname: str
     client_id: str
@@ -254,17 +255,17 @@ class Program(NamedTuple):
         return sorted({connection.client.user_agent for connection in self.connections} - {""})
 
     @property
-    def said(self) -> str:
-        """What is searched for words."""
+    def search_text(self) -> str:
+        """The text that a search covers."""
         return " ".join([*self[:2], *self.agents, *map("/".join, self.channels)])
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The counts of its connections together, by the names that they have everywhere."""
+        """The sums of the counts of its connections, by our names."""
         clients = [connection.client for connection in self.connections]
         return {
-            name: sum(getattr(client, theirs) for client in clients)
-            for name, theirs in CONSUMER_NUMBERS.items()
+            name: sum(getattr(client, field) for client in clients)
+            for name, field in CONSUMER_NUMBERS.items()
         }
 
     @property
@@ -276,14 +277,17 @@ class Program(NamedTuple):
 
 
 def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Program]:
-    """Join connections to programs, the busiest first; those that have all words of the text."""
+    """Group connections to programs, and return the matching ones, the busiest first.
+
+    A program matches if it has all words of ``text``.
+    """
     groups: dict[tuple[str, str], list[ConsumerRow]] = {}
     for connection in connections:
         groups.setdefault((connection.client.hostname, connection.client.client_id), []).append(
             connection
         )
     programs = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
-    programs = [program for program in programs if has(program.said, text)]
+    programs = [program for program in programs if contains_words(program.search_text, text)]
     programs.sort(key=lambda program: -program.numbers["in_flight"])
     return programs
 
@@ -294,18 +298,19 @@ Connected = tuple[ConsumerMeter, list[ConsumerRow]]
 
 
 def connections(site: Site, topic: str = "", channel: str = "") -> list[ConsumerRow]:
-    """Return who is connected to a channel, or to any: answers are shared for a moment."""
-    # a name that is none cannot be asked for
+    """Return the connections to a channel, or to all channels. Answers are shared per sample."""
+    # nsqd cannot be queried for an invalid name.
     queue = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
 
-    def ask(before: Connected | None) -> Connected:
-        meter = before[0] if before else ConsumerMeter(0.0)
+    def ask(previous: Connected | None) -> Connected:
+        meter = previous[0] if previous else ConsumerMeter(0.0)
         answers, _ = site.context.cluster.ask_nsqds(
             lambda client: (time.monotonic(), client.stats(*queue, clients=True)),
             required=False,
             nsqds=site.context.cluster.remembered,
         )
-        return meter, meter.measure(*(NodeReport(at, *each) for at, each in answers.items()))
+        reports = (NodeReport(address, *answer) for address, answer in answers.items())
+        return meter, meter.measure(*reports)
 
     return site.recent(("consumers", *queue), ask)[1]
 
@@ -329,12 +334,12 @@ def show_consumer(site: Site, request: Request) -> Values:
     """Return the values of one program's page. Raises `NotFoundError`."""
     identity = hostname, client_id = _named(request, "hostname"), _named(request, "client_id")
     for program in programs_of(connections(site)):
-        if (as_asked(program.hostname), as_asked(program.client_id)) == identity:
+        if (sanitize_name(program.hostname), sanitize_name(program.client_id)) == identity:
             break
     else:
         raise NotFoundError(
             f"no consumer {client_id} of host {hostname} is connected",
-            hint="It may have gone, or come back under another name.",
+            hint="It may have disconnected, or reconnected under another name.",
         )
     return site.frame(
         request,
@@ -350,7 +355,7 @@ def show_consumer(site: Site, request: Request) -> Values:
 
 
 def _fields(connection: ConsumerRow) -> list[tuple[str, str]]:
-    """Return all that nsqd says of a connection, for readers who know its field names."""
+    """Return all fields of a connection, for readers who know nsqd's names."""
     return [
         (name, str(value) if not isinstance(value, bool) else ("yes" if value else "no"))
         for name, value in asdict(connection.client).items()

@@ -10,8 +10,8 @@ Two guards protect the browser against a hostile cluster, without any work in a 
 passes `escape_line`, which makes control and bidirectional characters visible, and then jinja
 escapes it as HTML. `lines` renders texts of several lines, such as bodies.
 
-Pages share answers (`Recent`): for ten readers of a channel nsqd is queried once per sample, and
-concurrent requests wait for the same answer. They also share output: a page and its changes are
+Pages share answers (`RecentAnswers`): for ten readers of a channel nsqd is queried once per sample,
+and concurrent requests wait for the same answer. They also share output: a page and its changes are
 rendered once per address, role and sample (`Rendering`), and compressed once (`Packed`). So a live
 page must not contain personal data, nor a secret together with text that the reader chose, which
 the compressed size would reveal.
@@ -55,8 +55,8 @@ V = TypeVar("V")
 Values = dict[str, Any]
 Make = Callable[["Site", Request], Values]
 
+# An open stream sends a comment at this interval. A failed write shows that the client has left.
 KEEP_ALIVE_S = 15.0
-"""An open stream says something that often: who has gone is noticed."""
 
 
 class Site:
@@ -66,10 +66,10 @@ class Site:
         self.context = context
         self.to = Addresses(context.settings.base_path)
         self._snapshot = Snapshot(NO_SAMPLE)
-        self._recent = Recent()
+        self._recent = RecentAnswers()
 
     def snapshot(self) -> Snapshot:
-        """Return the latest sample, taken apart; an empty one before the first."""
+        """Return the snapshot of the latest sample; an empty one before the first sample."""
         watcher = self.context.watcher
         sample = watcher.latest
         if sample is not None and self._snapshot.sample is not sample:
@@ -77,16 +77,16 @@ class Site:
         return self._snapshot
 
     def recent(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
-        """Return what ``ask`` answered since the latest sample, or answers now."""
+        """Return the answer of ``ask`` since the latest sample, or ask now."""
         return self._recent.get(question, ask, self.context.watcher.latest)
 
     def trend(self, key: Key, quantity: str) -> figures.Spark:
-        """Return what became of a queue in the last minutes."""
+        """Return the trend of a queue over the last minutes."""
         since_s = time.time() - figures.TREND_S
         return figures.spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
 
     def frame(self, request: Request, template: str, title: str, **values: Any) -> Values:
-        """Return what the frame of a page shows, and the page's own values."""
+        """Return the values of a page: those of the frame, and ``values``."""
         context, snapshot = self.context, self.snapshot()
         lookupds = set(context.cluster.lookupds)
         failed = {failure.address for failure in snapshot.sample.failures}
@@ -108,42 +108,44 @@ class Site:
         }
 
     def charts(self, request: Request, key: Key) -> figures.Charts:
-        """Return the charts of a queue or nsqd, as the address asks for them."""
+        """Return the charts of a queue or nsqd, by the parameters of the request."""
         node, topic, channel = key
         parameters = request.query_params
-        shown, split = figures.range_of(parameters.get("range", "")), parameters.get("each", "")
+        range_name = figures.range_of(parameters.get("range", ""))
+        split = parameters.get("each", "")
 
-        url = request.url.remove_query_params("live")  # others share what is made for a stream
+        # A stream shares its rendering with the page.
+        url = request.url.remove_query_params("live")
 
         def address(**changes: str) -> str:
             return "?" + str(url.include_query_params(**changes).query)
 
-        choices = [[(name, address(range=name), name == shown) for name in figures.RANGES]]
+        choices = [[(name, address(range=name), name == range_name) for name in figures.RANGES]]
         if topic and not channel:
             deepest = [row.channel for row in self.snapshot().channels(topic)]
-            # by name, so that the page keeps them when others become deeper
+            # The address contains the names, so the page keeps its channels when others grow.
             names = ",".join([*filter(is_valid_name, deepest)][: figures.MAX_LINES])
             together = ("Together", address(each=""), not split)
             choices.insert(0, [together, ("Each channel", address(each=names), bool(split))])
         queue = {"node": node, "topic": topic, "channel": channel}
-        source = self.to.page("/series", **queue, range=shown, each=split)
+        source = self.to.page("/series", **queue, range=range_name, each=split)
         return figures.Charts(self._figures(key, split), choices, source)
 
     def numbers(self, request: Request) -> Response:
-        """Return what the charts of a page are drawn from."""
+        """Return the data of the charts of a page."""
         parameters = request.query_params
         node, topic, channel = (parameters.get(name, "") for name in ("node", "topic", "channel"))
-        drawn = self._figures((node, topic, channel), parameters.get("each", ""))
-        shown, history = figures.range_of(parameters.get("range", "")), self.context.watcher.history
-        return JSONResponse(figures.numbers_of(history, drawn, shown))
+        charts = self._figures((node, topic, channel), parameters.get("each", ""))
+        range_name = figures.range_of(parameters.get("range", ""))
+        return JSONResponse(figures.numbers_of(self.context.watcher.history, charts, range_name))
 
     def _figures(self, key: Key, split: str) -> Sequence[figures.Figure]:
-        there = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
-        channels = split.split(",") if split else [row.channel for row in there]
+        rows = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
+        channels = split.split(",") if split else [row.channel for row in rows]
         return figures.figures_of(key, channels, is_split=bool(split))
 
     def route(self, path: str, make: Make) -> Route:
-        """Return the route of a page that is live, and that readers of one role share."""
+        """Return the route of a live page, which all readers with one role share."""
 
         async def answer(request: Request) -> Response:
             if "live" in request.query_params:
@@ -158,7 +160,7 @@ class Site:
         return Route(path, answer)
 
     def _rendering(self, make: Make, request: Request) -> Rendering:
-        """Return the page as it is at the latest sample."""
+        """Return the rendering of a page at the latest sample."""
         sample = self.context.watcher.latest
 
         def ask(_: Rendering | None) -> Rendering:
@@ -173,19 +175,20 @@ class Site:
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
     ) -> Response:
-        """Return a page that is not live, so that it may have the token of its forms."""
+        """Return a page that is not live. It is not shared, so it may contain the form token."""
         values["csrf_token"] = self.context.token(request)
         return HTMLResponse(render(self.frame(request, template, title, **values))[0], status)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Return the page of a failure, or of a refusal."""
+        """Return the page of an error."""
         if isinstance(error, HTTPException):
             status, headers = error.status_code, error.headers
             error = NsqError(error.detail)
         else:
             statuses: dict[type, int] = {NotFoundError: 404, ConfigurationError: 400}
             status, headers = statuses.get(type(error), 502), None
-        if "nsq.user" not in request.scope:  # /ping, which asks for no login
+        # /ping needs no login, so its request has no user.
+        if "nsq.user" not in request.scope:
             return PlainTextResponse(f"{error}\n", status, headers)
         titles = {404: "Not found", 403: "Refused", 400: "Not possible"}
         title = titles.get(status, "Failed")
@@ -201,52 +204,57 @@ class Site:
         current: Rendering | None = None
         seen: Sample | None = None
         if is_packed:
-            yield HEAD
-        while not watcher.is_stopped and await self.context.is_still(request):
+            yield GZIP_HEAD
+        while not watcher.is_stopped and await self.context.is_still_authorized(request):
             sample = await watcher.newer(seen, KEEP_ALIVE_S)
             if sample is None:
-                yield sent(KEPT_ALIVE)
+                yield sent(KEEP_ALIVE)
                 continue
             seen = sample
             try:
                 rendering = await run_in_threadpool(self._rendering, make, request)
-            except NsqError as error:  # what the page was about is gone, or did not answer
+            except NsqError as error:
+                # The queue was deleted, or the nsqd of the page did not answer.
                 yield sent(Packed(f"event: failed\ndata: {escape_line(str(error))}\n\n"))
                 continue
             yield sent(rendering.event_since(current, watcher.history))
             current = rendering
 
 
-HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # of a gzip stream, without time and name
-_END = b"\x03\0"  # an empty block that is the last one
+# The header of a gzip stream without time and name, and the final empty block.
+GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+GZIP_END = b"\x03\0"
 _LEVEL = 3
 
 
 class Packed:
-    """A piece of text, as it is and compressed.
+    """A piece of text, plain and compressed.
 
-    It is compressed for itself and ends at a byte, so that pieces can follow one another in any
-    gzip stream, whatever was in it before.
+    It is compressed independently and ends at a byte boundary, so pieces can be concatenated in any
+    gzip stream.
     """
 
     def __init__(self, text: str) -> None:
-        # a hostile nsqd may send what is not text
+        # A hostile nsqd may send invalid text.
         self.plain = text.encode("utf-8", "backslashreplace")
         packer = zlib.compressobj(_LEVEL, wbits=-zlib.MAX_WBITS)
         self.deflated = packer.compress(self.plain) + packer.flush(zlib.Z_SYNC_FLUSH)
         self.crc = zlib.crc32(self.plain)
 
 
-KEPT_ALIVE = Packed(": still here\n\n")
+KEEP_ALIVE = Packed(": keep-alive\n\n")
 
 
 def takes_gzip(request: Request) -> bool:
-    """Tell whether an answer may be compressed."""
+    """Return whether the response may be compressed."""
     return "gzip" in request.headers.get("accept-encoding", "").lower()
 
 
 def packed_response(request: Request, pieces: Sequence[Packed], media_type: str) -> Response:
-    """Answer with pieces, compressed where the client takes that. The first is the longest."""
+    """Return a response of pieces, compressed if the client accepts it.
+
+    The first piece should be the longest, because its checksum need not be computed again.
+    """
     headers = {"Vary": "Accept-Encoding"}
     if not takes_gzip(request):
         return Response(b"".join(piece.plain for piece in pieces), 200, headers, media_type)
@@ -255,14 +263,14 @@ def packed_response(request: Request, pieces: Sequence[Packed], media_type: str)
         crc = zlib.crc32(piece.plain, crc)
     size = sum(len(piece.plain) for piece in pieces)
     body = b"".join(piece.deflated for piece in pieces)
-    end = _END + struct.pack("<II", crc, size & 0xFFFFFFFF)
+    end = GZIP_END + struct.pack("<II", crc, size & 0xFFFFFFFF)
     headers["Content-Encoding"] = "gzip"
-    return Response(HEAD + body + end, 200, headers, media_type)
+    return Response(GZIP_HEAD + body + end, 200, headers, media_type)
 
 
 @dataclass(slots=True, eq=False)
 class Rendering:
-    """A page at a sample, and the events for those who are shown an earlier one of it."""
+    """A page at a sample, and the events that update earlier renderings to it."""
 
     sample: Sample | None
     page: Packed
@@ -271,7 +279,7 @@ class Rendering:
     events: dict[float, Packed] = field(default_factory=dict)
 
     def event_since(self, shown: Rendering | None, history: History) -> Packed:
-        """Return the event for a browser that shows another rendering, None for none yet."""
+        """Return the event for a browser that shows another rendering (None: no rendering)."""
         since_s = shown.sample.time_s if shown is not None and shown.sample is not None else 0.0
         if event := self.events.get(since_s):
             return event
@@ -280,7 +288,8 @@ class Rendering:
         if self.charts is not None:
             change["point"] = figures.point_of(history, self.charts.figures, time.time() - 60)
         event = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
-        if since_s:  # the first event of a page tells the time, and may come late
+        # The first event of a page contains the current time, so it cannot be reused.
+        if since_s:
             self.events[since_s] = event
         return event
 
@@ -298,7 +307,7 @@ class Pieces:
     lists: dict[str, list[str]] = field(default_factory=dict)
 
     def part(self, name: str, into: str = "", *, caller: Callable[[], Markup]) -> Markup:
-        """Keep what a template marks; ``into`` is the list it belongs to."""
+        """Record a part that a template marks, and the list ``into`` that it belongs to."""
         markup = caller()
         self.parts[name] = str(markup).strip()
         if into:
@@ -310,14 +319,16 @@ class Pieces:
         self.lists[name] = []
         return name
 
-    def changes_since(self, before: Pieces) -> dict[str, Any]:
-        """Return what a browser that shows ``before`` has to know."""
+    def changes_since(self, previous: Pieces) -> dict[str, Any]:
+        """Return the changes for a browser that shows the pieces ``previous``."""
         return {
             "parts": {
-                name: made for name, made in self.parts.items() if before.parts.get(name) != made
+                name: text for name, text in self.parts.items() if previous.parts.get(name) != text
             },
             "lists": {
-                name: names for name, names in self.lists.items() if before.lists.get(name) != names
+                name: names
+                for name, names in self.lists.items()
+                if previous.lists.get(name) != names
             },
         }
 
@@ -330,7 +341,7 @@ def render(values: Values) -> tuple[str, Pieces]:
 
 @functools.cache
 def environment() -> Environment:
-    """Return the templates with what they may call."""
+    """Return the templates, with the functions and filters that they use."""
     templates = Environment(
         loader=PackageLoader("nsqtools.web.pages"),
         autoescape=True,
@@ -346,23 +357,23 @@ def environment() -> Environment:
     templates.globals |= {function.__name__: function for function in (group_by_kind, key_of)}
     templates.globals["version"] = __version__
     for name in templates.list_templates():
-        templates.get_template(name)  # now, and not while the first reader waits
+        # Compile the templates at the start, and not while the first reader waits.
+        templates.get_template(name)
     return templates
 
 
 def harmless(value: Any) -> Any:
-    """Return a value as a template may put it into a page."""
+    """Escape a text that a template puts into a page."""
     return escape_line(value) if type(value) is str else value
 
 
 def lines(body: bytes) -> Markup:
-    """Return a body as HTML text that keeps its lines."""
-
+    """Return a body as HTML text with its line breaks."""
     return escape(escape_text(body).decode())
 
 
 def key_of(*names: str) -> str:
-    """Return a name for a part, made from any names."""
+    """Return the name of a part, derived from arbitrary names."""
     joined = "\0".join(names).encode("utf-8", "surrogatepass")
     return hashlib.sha1(joined, usedforsecurity=False).hexdigest()[:16]
 
@@ -383,8 +394,8 @@ class Addresses:
     def queue(self, topic: str, channel: str = "") -> str:
         """Return the address of a topic or channel.
 
-        It is that of nsqadmin, but for names that NSQ does not know and only a hostile cluster
-        has, and dots: these go into the query, where neither slash nor dots mean anything.
+        It equals that of nsqadmin, except for names of dots, and invalid names, which only a
+        hostile cluster has. Those are put into the query, where slashes and dots have no meaning.
         """
         if not (_is_segment(topic) and (not channel or _is_segment(channel))):
             return self.page("/topics", topic=topic, channel=channel)
@@ -396,17 +407,17 @@ class Addresses:
         return self.page("/nodes", node=address)
 
     def static(self, path: str) -> str:
-        """Return the address of a file of ours, new with each version."""
+        """Return the address of a static file. It contains the version, for caches."""
         return self.page(f"/static/{path}", v=__version__)
 
 
-def as_asked(name: str) -> str:
-    """Return a name as an address can hold it: only a hostile cluster has any other."""
+def sanitize_name(name: str) -> str:
+    """Return a name as an address can contain it. Only a hostile cluster has other names."""
     return name.encode(errors="replace").decode()
 
 
 def _is_segment(name: str) -> bool:
-    """Tell whether a name can be in a path: browsers resolve ``.`` and ``..``."""
+    """Return whether a name can be in a path. Browsers resolve ``.`` and ``..``."""
     return is_valid_name(name) and name not in (".", "..")
 
 
@@ -416,21 +427,22 @@ MAX_ANSWERS = 400
 @dataclass(slots=True)
 class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    at: object = field(default_factory=object)  # which nobody asks for
+    # The default equals no sample.
+    at: object = field(default_factory=object)
     value: Any = None
 
 
-class Recent:
-    """Answers by question, of those that were asked last. Thread-safe."""
+class RecentAnswers:
+    """A cache of the answers to the latest questions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
 
     def get(self, question: Hashable, ask: Callable[[V | None], V], at: object) -> V:
-        """Return what ``ask`` answered ``at`` the same object (a sample), or answers now.
+        """Return the answer of ``ask`` for the same ``at`` (a sample), or ask now.
 
-        It gets the answer before. Raises as it does.
+        ``ask`` gets the previous answer. Raises as ``ask``.
         """
         with self._lock:
             answer = self._answers.pop(question, None) or _Answer()

@@ -18,7 +18,7 @@ from nsqtools.cluster.stats_documents import COLUMNS
 
 
 class Snapshot:
-    """One sample, taken apart once for all who look at it."""
+    """A sample, prepared once for all readers."""
 
     def __init__(self, sample: Sample, earlier: EarlierTotals | None = None) -> None:
         self.sample = sample
@@ -26,7 +26,8 @@ class Snapshot:
         self.sums = sums_of(self.totals)
         self.problems: list[Problem] = find_problems(sample, earlier)
         earlier_depths = {row.key: row.depth for row in earlier.totals} if earlier else {}
-        self.growth = {  # messages a second
+        # In messages a second.
+        self.growth = {
             row.key: (row.depth - earlier_depths[row.key]) / earlier.ago_s
             for row in sample.totals
             if earlier and row.key in earlier_depths
@@ -37,7 +38,7 @@ class Snapshot:
         self._rows_of = {node.address: node.rows for node in sample.nodes}
 
     def drains_s(self, row: QueueRow) -> float | None:
-        """Return in how many seconds the total of a queue is empty if it goes on like that."""
+        """Return the seconds until a queue is empty at its current rate, None if it grows."""
         growth = self.growth.get(row.key, 0.0)
         return row.depth / -growth if row.depth and growth <= -LEAST_GROWTH else None
 
@@ -52,15 +53,15 @@ class Snapshot:
         return sorted(rows, key=lambda row: -row.depth)
 
     def on_nodes(self, topic: str, channel: str = "") -> list[QueueRow]:
-        """Return a queue on each nsqd that has it, or had it when it was last seen."""
+        """Return a queue on each nsqd that has it, or had it in its last sample."""
         last_known = (row for node in self.gone.values() for row in node.rows)
         rows = (row for row in (*self.sample.rows, *last_known) if row.topic == topic)
         return sorted((row for row in rows if row.channel == channel), key=lambda row: row.node)
 
     def left_out(self, topic: str = "", channel: str = "") -> list[tuple[NodeState, int | None]]:
-        """Return the nsqd that the sums of a queue, or of all, leave out, with what waited there.
+        """Return the nsqd that are missing in the sums of a queue, or of all queues.
 
-        None for an nsqd that has not been seen: it may have the queue.
+        Each has the last known depth, None for an nsqd that was never sampled.
         """
         nodes: list[tuple[NodeState, int | None]] = []
         for node in self.silent.values():
@@ -71,11 +72,11 @@ class Snapshot:
         return nodes
 
     def of_node(self, node: str) -> list[QueueRow]:
-        """Return the queues of an nsqd, as they were last seen where it does not answer."""
+        """Return the queues of an nsqd, from its last sample if it does not answer."""
         return self._rows_of.get(node, [])
 
     def problems_of_queue(self, topic: str, channel: str = "") -> list[Problem]:
-        """Return what is wrong with a topic and its channels, or with one channel."""
+        """Return the problems of a topic and its channels, or of one channel."""
         return [
             problem
             for problem in self.problems
@@ -84,9 +85,10 @@ class Snapshot:
 
 
 PAGE_LINES = 50
+# Messages a second. A smaller growth counts as none.
 LEAST_GROWTH = 0.05
-"""Messages a second: less is shown as nothing."""
 
+# Columns by their name in the address, with heading.
 SORTS = {
     "name": "Topic / channel",
     "depth": "Depth",
@@ -99,8 +101,8 @@ SORTS = {
     "latency": "Latency",
     "growth": "Growth /s",
 }
-"""Columns by their name in the address, with heading."""
 
+# Filters of the list by their name in the address, with label.
 SHOWN: dict[str, tuple[str, Callable[[QueueRow], bool]]] = {
     "all": ("All", lambda row: True),
     "lagging": ("With a backlog", lambda row: row.depth > 0),
@@ -111,11 +113,10 @@ SHOWN: dict[str, tuple[str, Callable[[QueueRow], bool]]] = {
     "paused": ("Paused", lambda row: row.paused),
     "failing": ("Timed out or requeued", lambda row: row.timed_out + row.requeued > 0),
 }
-"""What can be listed, by its name in the address."""
 
 
 class QueueQuery(NamedTuple):
-    """What is asked of the table. ``page`` counts from 1."""
+    """The search, filter and order of the table. ``page`` counts from 1."""
 
     text: str = ""
     shown: str = "all"
@@ -124,17 +125,17 @@ class QueueQuery(NamedTuple):
     page: int = 1
 
     def address(self, **changes: object) -> str:
-        """Return the query string with some changes; defaults are left out."""
+        """Return the query string with changes, without default values."""
         values: dict[str, object] = {"q": self.text, "show": self.shown, "sort": self.sort}
         values |= {"order": "asc" if self.is_ascending else "desc", "page": self.page, **changes}
-        usual_order = "asc" if values["sort"] == "name" else "desc"
-        defaults = {"q": "", "show": "all", "sort": "depth", "order": usual_order, "page": 1}
-        kept = {name: value for name, value in values.items() if value != defaults[name]}
-        return "?" + urlencode(kept, errors="replace") if kept else "?"
+        default_order = "asc" if values["sort"] == "name" else "desc"
+        defaults = {"q": "", "show": "all", "sort": "depth", "order": default_order, "page": 1}
+        changed = {name: value for name, value in values.items() if value != defaults[name]}
+        return "?" + urlencode(changed, errors="replace") if changed else "?"
 
 
 def read_query(parameters: Mapping[str, str]) -> QueueQuery:
-    """Read the query of an address; what makes no sense is as if it were not there."""
+    """Parse the query of an address. Invalid values are ignored."""
     sort = parameters.get("sort", "")
     show = parameters.get("show", "")
     sort = sort if sort in SORTS else "depth"
@@ -149,7 +150,7 @@ def read_query(parameters: Mapping[str, str]) -> QueueQuery:
 
 
 def page_number(parameters: Mapping[str, str]) -> int:
-    """Return which page of a table an address asks for; the first if it makes no sense."""
+    """Return the page number in the query of an address, 1 if it is invalid."""
     text = parameters.get("page", "")
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 7 else 1
 
@@ -158,7 +159,7 @@ T = TypeVar("T")
 
 
 class TablePage(NamedTuple, Generic[T]):
-    """One page of a table. ``found`` is how many lines there are on all pages."""
+    """One page of a table. ``found`` is the number of lines on all pages."""
 
     rows: Sequence[T]
     found: int
@@ -171,10 +172,10 @@ class TablePage(NamedTuple, Generic[T]):
         return (self.page - 1) * PAGE_LINES + 1
 
 
-def page_of(rows: Sequence[T], asked: int, counts: Mapping[str, int] | None = None) -> TablePage[T]:
+def page_of(rows: Sequence[T], page: int, counts: Mapping[str, int] | None = None) -> TablePage[T]:
     """Return a page of the rows, the last one if there are fewer."""
     pages = max(1, -(-len(rows) // PAGE_LINES))
-    page = min(asked, pages)
+    page = min(page, pages)
     first = (page - 1) * PAGE_LINES
     return TablePage(rows[first : first + PAGE_LINES], len(rows), page, pages, counts or {})
 
@@ -184,8 +185,10 @@ def lines_of(
     query: QueueQuery,
     growth: Mapping[Key, float] | None = None,
 ) -> TablePage[QueueRow]:
-    """Return the page of the table that the query asks for, the last one if there are fewer."""
-    rows = [row for row in listed(totals) if has(f"{row.topic}/{row.channel}", query.text)]
+    """Return the page of the table for a query, the last page if there are fewer."""
+    rows = [
+        row for row in listed(totals) if contains_words(f"{row.topic}/{row.channel}", query.text)
+    ]
     counts = {name: sum(map(is_shown, rows)) for name, (_, is_shown) in SHOWN.items()}
     is_shown = SHOWN[query.shown][1]
     rows = sorted((row for row in rows if is_shown(row)), key=lambda row: (row.topic, row.channel))
@@ -203,7 +206,7 @@ def lines_of(
 
 
 def listed(totals: Iterable[QueueRow]) -> list[QueueRow]:
-    """Return the channels, and the topics that need a line of their own."""
+    """Return the channels, and the topics that need a separate line."""
     rows = list(totals)
     with_channels = {row.topic for row in rows if row.channel}
     return [
@@ -213,6 +216,6 @@ def listed(totals: Iterable[QueueRow]) -> list[QueueRow]:
     ]
 
 
-def has(said: str, text: str) -> bool:
-    """Tell whether all words of the text are in what is said."""
-    return all(word in said.casefold() for word in text.casefold().split())
+def contains_words(text: str, words: str) -> bool:
+    """Return whether the text contains all words, regardless of case."""
+    return all(word in text.casefold() for word in words.casefold().split())

@@ -96,7 +96,7 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     assert meanwhile.err.startswith("nsq: error: another run uses the checkpoint ")
     assert process.returncode == 130
     assert 1000 <= done < 30_000
-    assert f"nsq: going on after {done:,} records" in again.err
+    assert f"nsq: continuing after {done:,} records" in again.err
     assert int(again.err.split("nsq: ")[2].split()[0]) == 30_002 - done  # confirmed
     assert "0 confirmed" in third.err
     tail = ["tail", "-t", "events", "-c", "c", *nsqd.options, "--until-empty"]

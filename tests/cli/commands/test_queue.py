@@ -213,8 +213,8 @@ def stopped(tmp_path: Path, serve: Serve) -> Path:
 @pytest.mark.parametrize(
     ("positions", "problem"),
     [
-        ("376793\n2239,0\n2239,0\n", "says 376793 messages, and the files have 0"),
-        ("5\n0,0\n0,0\n", "says 5 messages, and the files have 0"),
+        ("376793\n2239,0\n2239,0\n", "has a depth of 376793 messages, but the files have 0"),
+        ("5\n0,0\n0,0\n", "has a depth of 5 messages, but the files have 0"),
         ("5\n0,0\n1000000,7\n", "t:ch.diskqueue.000000.dat: is not there, and in the metadata"),
         ("5\n3,9\n3,1\n", "the read position is past the write position"),
     ],

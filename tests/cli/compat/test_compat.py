@@ -30,7 +30,7 @@ def test_links_are_made_to_what_can_be_started_and_nothing_else_is_replaced(
 
     (links / "nsq_tail").unlink()
     (links / "nsq_tail").write_text("another program")
-    with pytest.raises(OutputError, match="nsq_tail is there already, and is not ours"):
+    with pytest.raises(OutputError, match="nsq_tail exists and is not such a link"):
         make_links(links)
     assert (links / "nsq_tail").read_text() == "another program"
 

@@ -96,7 +96,7 @@ def test_figures_are_whole_and_have_a_unit() -> None:
 def test_a_trend_is_on_its_own_scale_and_has_gaps_where_nothing_is_known() -> None:
     high = figures.spark([(0.0, 10_000.0), (1.0, 10_200.0)])
     assert high == ("M0.0 17.0L80.0 1.0", "10k \N{EN DASH} 10.2k")
-    assert figures.spark([(0.0, 0.0), (1.0, 0.0)]).said == ""
+    assert figures.spark([(0.0, 0.0), (1.0, 0.0)]).range_text == ""
     points = [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, 0.0), (4.0, 2.0)]
 
     assert figures.line_path(points, 40, 12, 0, 2) == "M0.0 6.0L10.0 1.0M30.0 11.0L40.0 1.0"

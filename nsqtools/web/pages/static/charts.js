@@ -92,7 +92,8 @@
   function add(point) {
     if (!series) return;
     const last = series.t[series.t.length - 1];
-    if (Math.abs(point.t - last) > 60) return load(); // the page was hidden, or the clock set back
+    // The page was hidden, or the clock was set back.
+    if (Math.abs(point.t - last) > 60) return load();
     if (point.t <= last) return;
     const since = point.t - series.range_s;
     let drop = 0;

@@ -1,4 +1,4 @@
-// Keys, the switch between dark and light, and the search that filters while one types.
+// Keyboard shortcuts, the switch between dark and light, and the search that filters while typing.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -55,7 +55,7 @@
   document.getElementById("theme").addEventListener("click", switchTheme);
   document.getElementById("help").addEventListener("click", () => help.showModal());
 
-  // the table of queues follows what is typed; elsewhere Enter opens it
+  // The search filters the table of queues while typing. On other pages Enter opens that table.
   let pending = 0;
   if (document.querySelector("table.queues")) {
     search.addEventListener("input", () => {

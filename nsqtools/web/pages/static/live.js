@@ -1,6 +1,6 @@
-// Keeps an open page up to date: one stream of changed pieces, which are patched in place, so that
-// focus, selection and scrolling stay. A hidden tab has no stream. Everything in the pieces was
-// escaped by the server and is parsed in an inert template; nothing of it can run.
+// Updates an open page from one stream of changed pieces. They are patched in place, so that focus,
+// selection and scroll position stay. A hidden tab has no stream. The server has escaped the pieces,
+// and they are parsed in an inert template, so no script in them can run.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -11,9 +11,11 @@
   let stream = null;
   let isHeld = false;
   let isLost = false;
-  let problem = ""; // why nothing new can be shown
+  // The reason why updates are missing.
+  let problem = "";
   let sampledAt_ms = sampled();
-  let skew_ms = 0; // of the server's clock, from the first event: the page itself may be old
+  // The difference to the server's clock, from the first event, because the page may come from a cache.
+  let skew_ms = 0;
 
   function sampled() {
     const part = document.querySelector('[data-part="status"]');
@@ -39,7 +41,7 @@
       if (old.getAttribute(name) !== value) old.setAttribute(name, value);
     }
     for (const { name } of [...old.attributes]) {
-      // what the reader opened stays open, and the chosen row chosen
+      // Details that the reader opened stay open, and the selected row stays selected.
       if (!made.hasAttribute(name) && name !== "open" && name !== "class") old.removeAttribute(name);
       if (name === "class" && !made.hasAttribute("class") && !old.classList.contains("chosen")) old.removeAttribute("class");
     }
@@ -78,7 +80,7 @@
         if (child === at) at = at.nextElementSibling;
       }
       for (const gone of there.values()) gone.remove();
-      // an emptied body must be :empty for the table to go
+      // CSS hides the table only if its body is :empty, without whitespace.
       if (!list.firstElementChild) list.textContent = "";
     }
     if (change.point) document.dispatchEvent(new CustomEvent("nsq:point", { detail: change.point }));
