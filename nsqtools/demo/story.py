@@ -219,13 +219,13 @@ class Story:
         purpose = "Publish a log of clicks"
         summary = self.run_step(purpose, ("pub", "-t", "clicks", f"@{LOG}"))[0].err
         confirmed = f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"
-        verify(summary.startswith(confirmed), summary)
+        check_step(summary.startswith(confirmed), summary)
         self.print_result(summary)
 
         tail = ("tail", "-t", "clicks", "-c", "live", "-n", str(SHOWN))
         lines = self.run_step("See some of them", tail)[0].out.splitlines()
-        verify(len(lines) == SHOWN, f"{SHOWN} messages were requested, {len(lines)} arrived")
-        verify(set(lines) <= set(clicks), "a message arrived that was not published")
+        check_step(len(lines) == SHOWN, f"{SHOWN} messages were requested, {len(lines)} arrived")
+        check_step(set(lines) <= set(clicks), "a message arrived that was not published")
         self.print_result(b"\n".join(lines).decode())
 
         to_file = ["to-file", "-t", "clicks", "-c", "archive"]
@@ -233,19 +233,19 @@ class Story:
         to_file += ["--output-dir", ARCHIVE, "--gzip", "--until-empty"]
         purpose = "Archive all of them, from the nsqd that nsqlookupd names"
         summary = self.run_step(purpose, to_file)[0].err
-        verify(summary.startswith(f"nsq: {CLICKS} messages, "), summary)
+        check_step(summary.startswith(f"nsq: {CLICKS} messages, "), summary)
         self.print_result(summary)
 
         cat = ("archive", "cat", ARCHIVE, "--bodies")
         lines = self.run_step("Read the archive back", cat)[0].out.splitlines()
-        verify(sorted(lines) == sorted(clicks), "the archive must have every click, once")
+        check_step(sorted(lines) == sorted(clicks), "the archive must have every click, once")
         self.print_result(f"{len(lines)} lines: every click, once and unchanged")
 
         stat = ("stat", "--once", "-o", "table")
         table = self.run_step("Look at the queues", stat)[0].out.decode()
         depths = {channel: int(depth) for channel, depth in DEPTH.findall(table)}
         expected_depths = {"archive": 0, "live": CLICKS - SHOWN}
-        verify(depths == expected_depths, f"the depths should be {expected_depths}: {depths}")
+        check_step(depths == expected_depths, f"the depths should be {expected_depths}: {depths}")
         self.print_result(table)
 
         carts = [click for click in clicks if SLICE.encode() in click]
@@ -254,8 +254,8 @@ class Story:
         purpose = "Publish a part of the archive again, into a second topic"
         replayed, tailed = self.run_step(purpose, replay, tail_carts)
         summary, lines = replayed.err, tailed.out.splitlines()
-        verify(summary.startswith(f"nsq: {len(carts)} confirmed, 0 rejected"), summary)
-        verify(sorted(lines) == sorted(carts), f"{len(carts)} clicks should have arrived again")
+        check_step(summary.startswith(f"nsq: {len(carts)} confirmed, 0 rejected"), summary)
+        check_step(sorted(lines) == sorted(carts), f"{len(carts)} clicks should have arrived again")
         first = b"\n".join(lines[:SHOWN]).decode()
         self.print_result(f"{summary}{first}\n... {len(lines)} messages")
 
@@ -263,7 +263,7 @@ class Story:
 DEPTH = re.compile(r"^clicks +(archive|live) +(\d+) ", re.MULTILINE)
 
 
-def verify(is_true: bool, problem: str) -> None:
+def check_step(is_true: bool, problem: str) -> None:
     """Raise `DemoFailed` with the problem unless ``is_true``."""
     if not is_true:
         raise DemoFailed(f"the demonstration failed: {problem}")

@@ -15,8 +15,8 @@ Three weaknesses of SQLite are handled here:
 
 - After a flipped bit it silently discards the rest of a write-ahead log. `wal_damage` checks the
   log before it is opened.
-- After a failed sync the content of the disk is unknown. `create` writes a new file with all intact
-  rows.
+- After a failed sync the content of the disk is unknown. `create_database` writes a new file with
+  all intact rows.
 - It reports a failed read as damage, although the next read may succeed. `ReadRetry` distinguishes
   the two.
 """
@@ -594,24 +594,24 @@ def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
                 return
 
 
-def remove(path: Path) -> None:
+def remove_database(path: Path) -> None:
     """Remove a closed database with its log."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
+def create_database(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
     """Write a new database, atomically. Raises ``sqlite3.Error``, ``OSError``.
 
     A kill leaves a file with the suffix `UNFINISHED`.
     """
     unfinished = path.with_suffix(UNFINISHED)
-    remove(unfinished)
+    remove_database(unfinished)
     try:
         _fill(unfinished, queues, rows)
         unfinished.replace(path)
     finally:
-        remove(unfinished)
+        remove_database(unfinished)
     sync_folder(path.parent)
 
 

@@ -35,10 +35,10 @@ from nsqtools.server.durable_database import (
     Row,
     all_rows,
     copy_readable,
-    create,
+    create_database,
     read_patiently,
     read_queues,
-    remove,
+    remove_database,
     wal_damage,
 )
 from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata, read_metadata
@@ -163,7 +163,7 @@ class DurablePath:
         """Write a new database and name it. Raises `OutputError`, ``OSError``."""
         path = self._next()
         try:
-            create(path, queues, rows)
+            create_database(path, queues, rows)
         except sqlite3.Error as exc:
             raise self._unusable(path, exc) from exc
         self._name(path)
@@ -230,9 +230,9 @@ class DurablePath:
             if database.path == path:
                 self._name(path)
         if database.path != path:  # the new database has all its readable rows
-            remove(path)
+            remove_database(path)
         if mixed is not None:
-            remove(mixed)
+            remove_database(mixed)
         database.defer_until(latest_ns)
         return database
 
@@ -270,9 +270,9 @@ class DurablePath:
         """
         new = self._next()
         queues = read_queues(old)
-        create(new, queues, all_rows(old))
+        create_database(new, queues, all_rows(old))
         with ExitStack() as undo:
-            undo.callback(remove, new)
+            undo.callback(remove_database, new)
             database = read_patiently(new, lambda: Database(new))
             undo.callback(database.close)
             expected = sum(queue.waiting + queue.deferred for queue in queues if queue.name)
@@ -304,7 +304,7 @@ class DurablePath:
                 with suppress(FileNotFoundError):
                     copy_readable(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
         except OSError:
-            remove(kept)
+            remove_database(kept)
             raise
         return kept, f"{kept} is a copy of it"
 
@@ -314,7 +314,7 @@ class DurablePath:
         """Remove incomplete files and empty databases; rename other databases than ``path``."""
         for other, count in self._unnamed(path).items():
             if count == 0:
-                remove(other)
+                remove_database(other)
             else:
                 orphan = self.set_aside(other, "orphan")
                 self._log.error(
@@ -331,7 +331,7 @@ class DurablePath:
         with suppress(FileNotFoundError):
             link_file(Path(f"{path}-wal"), Path(f"{aside}-wal"))
         path.rename(aside)
-        remove(path)
+        remove_database(path)
         sync_folder(self._path)
         return aside
 

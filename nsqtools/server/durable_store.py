@@ -41,7 +41,7 @@ from nsqtools.server.durable_database import (
     Database,
     Publish,
     Row,
-    remove,
+    remove_database,
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
@@ -359,7 +359,7 @@ class DurableStore:
             old, self.database = self.database, transaction.database
             old.close()
             with suppress(OSError):  # the next start removes it
-                remove(old.path)
+                remove_database(old.path)
         if is_new or not self._damage:
             self._damage = transaction.damage
         publishes = step.publishes

@@ -47,9 +47,9 @@ def run_daemon(
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
         if isinstance(options, NsqdOptions) and options.recover_only:
-            from nsqtools.server.recovery import recover
+            from nsqtools.server.recovery import move_messages
 
-            recover(options, log)  # a signal kills it, which loses nothing
+            move_messages(options, log)  # a signal kills it, which loses nothing
             return 0
         return 0 if _run(options, log, line.without_effect) else 1
     except NsqError as exc:

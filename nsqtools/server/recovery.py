@@ -16,7 +16,13 @@ from nsqtools.files.durable import copy_file, replace_file, sync_folder
 from nsqtools.files.opening import closing_fd
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable_database import DurableQueue, Row, all_rows, read_queues, remove
+from nsqtools.server.durable_database import (
+    DurableQueue,
+    Row,
+    all_rows,
+    read_queues,
+    remove_database,
+)
 from nsqtools.server.durable_path import DurablePath, named_database
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.data_path import (
@@ -45,7 +51,7 @@ _MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE  # the largest length of a rec
 _BATCH_COUNT = 1000  # messages in memory
 
 
-def recover(options: NsqdOptions, log: DaemonLog) -> None:
+def move_messages(options: NsqdOptions, log: DaemonLog) -> None:
     """Move the messages of the database to the files of the Go nsqd, or back with --durable.
 
     Raises `NsqError`, ``OSError``.
@@ -109,7 +115,7 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
             f"{kept} now"
         )
     else:
-        remove(path)
+        remove_database(path)
 
 
 def _encoded_topics(queues: Queues) -> Iterator[bytes]:

@@ -373,7 +373,7 @@ def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
         monkeypatch.setattr(DurablePath, "renew", renewed)
         monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
         monkeypatch.setattr(Database, "commit", at_first(commits, Database.commit))
-        monkeypatch.setattr(durable_store, "remove", full)
+        monkeypatch.setattr(durable_store, "remove_database", full)
         for body in [*bodies, b"new"]:
             message = client.read_message()
             assert (message.body, message.attempts) == (body, 1)

@@ -241,7 +241,7 @@ def test_copies_are_kept_of_a_few_databases_that_lost_messages(
             database = Database(database.path)
         old, database = database, files.renew(database, "is damaged")
         old.close()
-        durable_database.remove(old.path)
+        durable_database.remove_database(old.path)
         copies = list(left.glob("*.damaged.*"))
         assert not copies if not lost else copies
     database.close()
