@@ -236,7 +236,7 @@ def test_a_file_in_progress_with_the_head_of_another_one_is_read(tmp_path: Path)
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        ("cut off", "its manifest says"),
+        ("cut off", "its manifest has a size of"),
         ("another index", "not the one that was uploaded"),
         ("no index", "no such object"),
         ("torn manifest", "its manifest cannot be read"),
