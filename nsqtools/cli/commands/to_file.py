@@ -234,13 +234,13 @@ class ArchiveOptions(OptionSet):
         from nsqtools.archive.place_url import parse_place
 
         settings = dict(map(_setting, self.upload_option or ()))
-        storage = None if self.upload is None else parse_place(self.upload, settings)
+        place = None if self.upload is None else parse_place(self.upload, settings)
         # Files below the output directory would be uploaded again.
-        if storage is not None:
-            refuse_nested("--upload", storage, LocalPlace(archive.directories.output))
+        if place is not None:
+            refuse_nested("--upload", place, LocalPlace(archive.directories.output))
         is_landing = self.store is not StoreKind.file
         of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
-        if storage is None and (self.delete_uploaded or settings or of_files):
+        if place is None and (self.delete_uploaded or settings or of_files):
             raise ConfigurationError("there is no upload", hint="Give --upload URL.")
         if is_landing:
             from nsqtools.archive.landing import Landings
@@ -254,10 +254,10 @@ class ArchiveOptions(OptionSet):
                 is_delta=self.store is StoreKind.delta,
             )
             logs = archive.directories.output
-            if storage is not None:
-                storage.require()
+            if place is not None:
+                place.require()
             return Landings(plan, logs, self.max_local_bytes, on_landed)
-        if storage is None:
+        if place is None:
             return None
         from nsqtools.archive.upload import UploadPlan, Uploads
 
@@ -266,10 +266,10 @@ class ArchiveOptions(OptionSet):
                 "--upload-hive needs --format jsonl: raw files name no topic",
                 hint="Put the topic in --filename-format instead.",
             )
-        storage.require()
+        place.require()
         files = UploadPlan(
             archive.directories.output,
-            storage,
+            place,
             archive.naming.host,
             by_topic_and_date=self.upload_hive,
             deletes=self.delete_uploaded,
