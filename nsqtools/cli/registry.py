@@ -107,11 +107,11 @@ Messages
 Archives
   to-file to_file:to_file Archive topics to files, each message finished after it is on disk.
   archive Check, repair and read archives.
-    verify archive:verify Read archives and report what is damaged.
+    verify archive:verify Read archives and report damage.
     repair archive:repair Finish files that a crash left, and repair damaged archives.
     cat archive:cat Print the messages in archives of any format and compression.
-    convert archive:convert Bring archives into a table.
-    schema archive:schema Print the columns of JSON bodies, as a JSON Schema.
+    convert archive:convert Convert archives to a table.
+    schema archive:schema Print the columns of JSON bodies as a JSON Schema.
     info archive:info List archives with their messages, topics and times.
     compact compact:archive_compact Turn archives and tables into few Parquet files by topic and date, each message once.
     $ nsq archive info /var/nsq

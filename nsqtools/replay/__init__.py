@@ -1,1 +1,1 @@
-"""Put archived messages back into topics: merged by time, paced, confirmed, and resumable."""
+"""Publish archived messages again: merged by time, paced, confirmed and resumable."""

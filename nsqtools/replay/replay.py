@@ -1,24 +1,24 @@
 """Publish archived messages again, for ``nsq replay``.
 
-Messages are merged by time, selected, and published in batches, each to the topic it came from or
-to the one it is sent to. With a checkpoint the batches go one by one: the next begins when the one
-before is confirmed and written down. Without, they follow each other without a pause.
+Messages are merged by time, selected, and published in batches, to their original topics or to
+others. With a checkpoint, a batch starts only after the previous one is confirmed and recorded.
+Without one, batches are published without a pause.
 
-The merge has few files open and none loaded: a file is opened when it comes to its beginning, which
-its index tells, or its first message. Messages of one file keep the order in which they were
-written: it is that of their times but for redeliveries. Bare bodies have no time; their files come
-first, one after the other.
+The merge reads files in a streaming way and has few of them open: a file is opened when the merge
+reaches its first time, which is in its index or its first message. Messages of one file keep the
+order in which they were written, which is the order of time except for redeliveries. Bare bodies
+have no times, so their files come first, one after the other.
 
-A batch with messages that nsqd may not have ends a replay with a checkpoint: it begins with the
-first of these the next time.
+If nsqd may have lost messages of a batch, a replay with a checkpoint ends. The next run begins with
+the first of these messages.
 
-A checkpoint (`Checkpoint`) is replaced whole and fsynced after each batch, so an interrupted replay
-continues where it stopped: nothing is left out, and at most the one batch under way is doubled. A
-file is known by its writer, its number and its first member, which it keeps wherever it is moved or
-uploaded to: by the path alone it would begin again there, and another file that gets the path would
-be taken for it. Two machines of one image can use the same writer and number, so the member is
-needed, too. A file without an index, or with one of an early version, is known by its path; so were
-all of them in version 1.
+A checkpoint (`Checkpoint`) is replaced atomically and fsynced after each batch, so an interrupted
+replay continues where it stopped: no message is lost, and at most one batch is published twice. A
+file is identified by its writer, its number and its first member, which do not change when it is
+moved or uploaded. By its path, a moved file would be replayed again, and another file with the path
+would be skipped. Machines that were cloned from one image may use the same writer and number, so
+the member is needed as well. A file without an index, or with an index of an early version, is
+identified by its path, as were all files in version 1.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,7 @@ from nsqtools.publish.input import (
     BATCH_BYTES,
     BATCH_RECORDS,
     InputBatch,
+    locked_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
@@ -54,9 +56,9 @@ READABLE = (1, VERSION)
 
 
 class Archived(NamedTuple):
-    """A message, the number of its file among those given, and its own number in it, from 1.
+    """A message with the index of its file and its number in the file, from 1.
 
-    ``fault`` says why the filter cannot tell whether it is to be published, which rejects it.
+    ``fault`` is the error of a filter that could not be applied, so that the message is rejected.
     """
 
     file: int
@@ -72,9 +74,16 @@ def merge(
     delimiter: bytes = b"\n",
     within: TimeRange = ALL_TIMES,
 ) -> Iterator[Archived]:
-    """Iterate over all messages. Raises `OutputError` for a file that cannot be read."""
-    chosen = ((file, each) for file, each in enumerate(archives) if each.may_have(within))
-    begins = sorted(((_begin(each, delimiter), file) for file, each in chosen), reverse=True)
+    """Iterate over all messages by time. Raises `OutputError` for an unreadable file."""
+    # The last element is the earliest one, so that pop removes it.
+    begins = sorted(
+        (
+            (_first_time(archive, delimiter), file)
+            for file, archive in enumerate(archives)
+            if archive.may_have(within)
+        ),
+        reverse=True,
+    )
     heads: list[tuple[int, int, int, Envelope, Iterator[Envelope]]] = []
 
     def push(file: int, number: int, messages: Iterator[Envelope]) -> None:
@@ -93,8 +102,8 @@ def merge(
             push(file, number + 1, messages)
 
 
-def _begin(archive: ArchiveFile, delimiter: bytes) -> int:
-    """The time of a file's first message; 0 where it has none."""
+def _first_time(archive: ArchiveFile, delimiter: bytes) -> int:
+    """Return the time of the first message of a file, 0 without one."""
     if (begins_ns := archive.begins_ns) is not None:
         return begins_ns
     messages = read_messages(archive, lambda path, problem: None, delimiter=delimiter)
@@ -104,10 +113,10 @@ def _begin(archive: ArchiveFile, delimiter: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MessageSelection:
-    """Which messages are replayed, and where to.
+    """The messages to replay, and their target topics.
 
-    ``topics`` maps a topic to the one its messages go to; the key "" is for all others, and for
-    bare bodies, which have none.
+    ``topics`` maps a topic to its target. The key "" is for all other topics, and for bare bodies,
+    which have no topic.
     """
 
     within: TimeRange = ALL_TIMES
@@ -121,22 +130,33 @@ class MessageSelection:
             check_topic(topic)
 
     def outgoing(self, message: Envelope) -> OutgoingMessage:
-        """Return what is published. Raises `ConfigurationError` when there is no topic."""
+        """Return the message to publish. Raises `ConfigurationError` if it has no topic."""
         target = self.topics.get(message.topic) or self.topics.get("") or message.topic
         if not target:
             raise ConfigurationError(
-                "the files have bare bodies, which name no topic", hint="Give --topic."
+                "the files have bare bodies, which have no topic", hint="Give --topic."
             )
         return OutgoingMessage(target, message.body, message)
 
 
 class Replay:
-    """`run` it on one thread; `Publisher.stop` ends it from any.
+    """One replay: `run` it on one thread. `Publisher.stop` ends it from any thread.
 
-    ``speed`` None is as fast as nsqd takes them, 2 plays an hour in half an hour; ``count`` is the
-    most to publish. With ``dry_run`` nothing is published. ``unsent`` gets each message that did
-    not end as confirmed, as a line of JSON. ``warn`` and ``show`` are those of a `PublishJob`.
-    ``goes_on`` tells that the checkpoint has some messages as done.
+    Args:
+        archives: The files to read.
+        selection: The messages to publish.
+        publisher: Publishes the messages.
+        speed: The pace relative to the original: 2 replays an hour in half an hour. None publishes
+            as fast as nsqd accepts.
+        count: The maximum number of messages to publish.
+        dry_run: Publish nothing, but count `planned`.
+        checkpoint: Records completed messages.
+        on_damage: Called with the path and the problem of damaged files.
+        unsent: Gets each unconfirmed message as a line of JSON.
+        warn: See `PublishJob`.
+        on_progress: Called often with this object.
+
+    ``resumes`` is true if the checkpoint has completed messages of the archives.
     """
 
     def __init__(
@@ -152,7 +172,7 @@ class Replay:
         on_damage: OnDamage,
         unsent: UnsentFiles | None = None,
         warn: Callable[[str], None] = lambda line: None,
-        show: Callable[[], None] = lambda: None,
+        on_progress: Callable[[Replay], None] = lambda replay: None,
     ) -> None:
         self.read = 0
         self.repeated = 0
@@ -161,38 +181,37 @@ class Replay:
         self._selection = selection
         self._publisher = publisher
         self._speed = speed
-        self._first: tuple[int, float] | None = None  # the time of a message, and when it was due
+        self._first: tuple[int, float] | None = None  # the time of the first message, and when due
         self._count = count
         self._checkpoint = None if dry_run else checkpoint
-        self._done = [checkpoint.count_of(each) if checkpoint else 0 for each in archives]
-        self.goes_on = any(self._done)
+        self._completed = [checkpoint.count_of(file) if checkpoint else 0 for file in archives]
+        self.resumes = any(self._completed)
         self._on_damage = on_damage
         self._unsent = unsent
-        self._seen: set[tuple[str, str, bytes]] = set()
+        self._identities: set[tuple[str, str, bytes]] = set()
         self._job = PublishJob[Archived](
             publisher,
             read=self._read,
             unsent=unsent,
-            format_record=lambda each: encode_many(
-                each.message.topic, each.message.nsqd, [each.message]
-            ),
-            on_batch_ended=self._settle if self._checkpoint else None,
+            format_record=_unsent_line,
+            on_batch_ended=self._record_batch if self._checkpoint else None,
             dry_run=dry_run,
             warn=warn,
-            on_progress=show,
+            on_progress=lambda: on_progress(self),
         )
-        self.planned = self._job.planned  # by target topic, also what only would be published
+        self.planned = self._job.planned  # messages by target topic, also in a dry run
 
     @property
     def total(self) -> int | None:
-        """How many messages there are to read, if all files have an index."""
+        """The number of messages in the files, None if a file has no index."""
         counts = [archive.messages for archive in self._archives]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def run(self) -> None:
-        """Replay everything selected. Raises `OutputError` and `ConfigurationError`."""
+        """Replay the selected messages. Raises `OutputError` and `ConfigurationError`."""
+        # If the checkpoint cannot be written, nothing is published.
         if self._checkpoint is not None:
-            self._checkpoint.save()  # what cannot be written down is not published
+            self._checkpoint.save()
         self._job.run(self._batches())
 
     def _read(self, archived: Archived) -> OutgoingMessage:
@@ -201,22 +220,23 @@ class Replay:
         return self._selection.outgoing(archived.message)
 
     def _batches(self) -> Iterator[InputBatch[Archived]]:
-        """Messages to publish together: as many as the rate allows, or are due before a pause."""
+        """Iterate over batches, which end at the limit of the rate or before a pause."""
         publisher = self._publisher
         batch: list[Archived] = []
-        size = most = 0
+        size = limit = 0
         for archived in islice(self._selected(), self._count):
             message, now = archived.message, time.monotonic()
             due_at = self._due_at(message.timestamp_ns, now)
-            if batch and (due_at > now or len(batch) >= most or size >= BATCH_BYTES):
+            if batch and (due_at > now or len(batch) >= limit or size >= BATCH_BYTES):
                 yield InputBatch(batch)
+                # When the batch is confirmed, the checkpoint records it.
                 if self._checkpoint is not None:
-                    publisher.drain()  # and so it is written down
+                    publisher.drain()
                 if self._job.should_stop():
                     return
                 batch, size = [], 0
             if not batch:
-                most = publisher.allowance(BATCH_RECORDS)
+                limit = publisher.allowance(BATCH_RECORDS)
             wait_s = min(max(0.0, due_at - time.monotonic()), TIMEOUT_MAX)
             if publisher.stopped.wait(wait_s):
                 return
@@ -226,37 +246,40 @@ class Replay:
             yield InputBatch(batch)
 
     def _due_at(self, timestamp_ns: int, now: float) -> float:
-        """The clock reading at which a message of that time is due; the first is at once.
+        """Return the monotonic time at which to publish a message with this timestamp.
 
-        So is one without a time, a bare body, which says nothing about the others.
+        The first message, and each message without a timestamp, is due immediately.
         """
         if self._speed is None or not timestamp_ns or self._publisher.has_given_up:
             return now
-        first_ns, began = self._first = self._first or (timestamp_ns, now)
-        return began + (timestamp_ns - first_ns) / NS / self._speed
+        first_ns, first_due = self._first = self._first or (timestamp_ns, now)
+        return first_due + (timestamp_ns - first_ns) / NS / self._speed
 
     def _selected(self) -> Iterator[Archived]:
-        """The messages that are to be published; `read` counts all that were looked at."""
+        """Iterate over the messages to publish. `read` also counts the others."""
         selection = self._selection
-        # numbers in a checkpoint are those of all messages of a file
-        within = ALL_TIMES if self.goes_on or self._checkpoint else selection.within
+        # The numbers of a checkpoint count all messages of a file, so none may be skipped.
+        within = ALL_TIMES if self.resumes or self._checkpoint else selection.within
         for archived in merge(
             self._archives, self._on_damage, delimiter=selection.delimiter, within=within
         ):
             self.read += 1
             message = archived.message
+            # The identities of completed messages are needed to find their duplicates.
             is_new = not selection.dedupe or self._is_new(message)
-            if archived.number <= self._done[archived.file] or not is_new:
+            if archived.number <= self._completed[archived.file] or not is_new:
                 continue
             if not selection.within.contains(message.timestamp_ns):
                 self.timeless += not message.timestamp_ns
                 continue
             try:
-                is_kept = selection.keep is None or selection.keep(message)
+                is_selected = selection.keep is None or selection.keep(message)
             except ValueError as error:
-                is_kept, archived = True, archived._replace(fault=f"it cannot be judged: {error}")
-            if is_kept:
-                selection.outgoing(message)  # raises where there is no topic
+                is_selected = True
+                archived = archived._replace(fault=f"the filter cannot be applied: {error}")
+            if is_selected:
+                # This raises an error for a message without a topic before anything is published.
+                selection.outgoing(message)
                 if message.body:
                     yield archived
                 else:
@@ -266,25 +289,95 @@ class Replay:
         if not message.id:
             return True
         identity = (message.topic, message.nsqd, message.id)
-        is_new = identity not in self._seen
-        self._seen.add(identity)
+        is_new = identity not in self._identities
+        self._identities.add(identity)
         self.repeated += not is_new
         return is_new
 
-    def _settle(self, batch: InputBatch[Archived]) -> None:
+    def _record_batch(self, batch: InputBatch[Archived]) -> None:
         assert self._checkpoint is not None
         if self._unsent is not None:
-            self._unsent.sync()  # a message that was rejected is nowhere else once this is passed
+            # The next run skips rejected messages, so they must be durable first.
+            self._unsent.sync()
         for archived in batch.records[: min(batch.retryable, default=None)]:
-            self._checkpoint.settle(self._archives[archived.file], archived.number)
+            self._checkpoint.record(self._archives[archived.file], archived.number)
         self._checkpoint.save()
+
+
+def _unsent_line(archived: Archived) -> bytes:
+    message = archived.message
+    return encode_many(message.topic, message.nsqd, [message])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRun:
+    """The inputs of ``nsq replay``, whose messages can be counted before they are published."""
+
+    archives: Sequence[ArchiveFile]
+    selection: MessageSelection
+    count: int | None = None
+    checkpoint: Path | None = None
+
+    @property
+    def local_files(self) -> list[str]:
+        """The paths of the archives on local disks."""
+        return [str(archive.path) for archive in self.archives if not archive.is_remote]
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the checkpoint against other processes. Raises `ConfigurationError`."""
+        return locked_checkpoint(self.checkpoint) if self.checkpoint else nullcontext()
+
+    def start(
+        self,
+        publisher: Publisher,
+        *,
+        speed: float | None = None,
+        dry_run: bool = False,
+        on_damage: OnDamage,
+        unsent: UnsentFiles | None = None,
+        warn: Callable[[str], None] = lambda line: None,
+        on_progress: Callable[[Replay], None] = lambda replay: None,
+    ) -> Replay:
+        """Return a `Replay` of the inputs, which continues at the checkpoint."""
+        return Replay(
+            self.archives,
+            self.selection,
+            publisher,
+            speed=None if dry_run else speed,
+            count=self.count,
+            dry_run=dry_run,
+            checkpoint=Checkpoint(self.checkpoint) if self.checkpoint else None,
+            on_damage=on_damage,
+            unsent=unsent,
+            warn=warn,
+            on_progress=on_progress,
+        )
+
+    def count_messages(
+        self, publisher: Publisher, on_progress: Callable[[Replay], None]
+    ) -> Mapping[str, int]:
+        """Return how many messages would be published to each topic.
+
+        Damage is not reported, because publishing reads the files again and reports it.
+        """
+        replay = self.start(
+            publisher,
+            dry_run=True,
+            on_damage=lambda path, problem: None,
+            on_progress=on_progress,
+        )
+        replay.run()
+        return replay.planned
 
 
 # -- the checkpoint --------------------------------------------------------------------------------
 
 
 class Checkpoint:
-    """Reads ``path`` if it is there. Raises `ConfigurationError` for one that is not ours."""
+    """The numbers of completed messages of each file, loaded from ``path`` if it exists.
+
+    Raises `ConfigurationError` for a file of another kind.
+    """
 
     def __init__(self, path: Path) -> None:
         def parse(content: Any) -> dict[str, int]:
@@ -294,30 +387,31 @@ class Checkpoint:
         self._path = path.absolute()
 
     def count_of(self, archive: ArchiveFile) -> int:
-        """Return how many messages of a file are done."""
-        return max(self.done.get(name, 0) for name in {key_of(archive), path_of(archive)})
+        """Return the number of completed messages of a file."""
+        names = {checkpoint_key_of(archive), checkpoint_path_of(archive)}
+        return max(self.done.get(name, 0) for name in names)
 
-    def settle(self, archive: ArchiveFile, count: int) -> None:
-        """Note how many messages of a file are done; `save` makes it durable."""
-        self.done.pop(path_of(archive), None)
-        self.done[key_of(archive)] = count
+    def record(self, archive: ArchiveFile, count: int) -> None:
+        """Set the number of completed messages of a file; `save` makes it durable."""
+        self.done.pop(checkpoint_path_of(archive), None)
+        self.done[checkpoint_key_of(archive)] = count
 
     def save(self) -> None:
-        """Make it durable. Raises `OutputError`."""
+        """Write the file durably. Raises `OutputError`."""
         write_checkpoint(self._path, {"version": VERSION, "done": self.done})
 
 
-def key_of(archive: ArchiveFile) -> str:
-    """Return what a file is known by."""
+def checkpoint_key_of(archive: ArchiveFile) -> str:
+    """Return the name of a file in a checkpoint."""
     if archive.head is None or not archive.members:
-        return path_of(archive)
+        return checkpoint_path_of(archive)
     writer, number = archive.head
     _, length, messages, min_ts, max_ts = archive.members[0]
     return f"{writer} {number} {length} {messages} {min_ts} {max_ts}"
 
 
-def path_of(archive: ArchiveFile) -> str:
-    """Return the path or URL, the same for a file in progress and when it is finished."""
+def checkpoint_path_of(archive: ArchiveFile) -> str:
+    """Return the path or URL of a file. A file in progress has its final path."""
     if archive.is_in_progress:
         return str(owner_of(archive.path.absolute()))
     return archive.shown if archive.is_remote else str(archive.path.absolute())

@@ -230,5 +230,5 @@ def test_bodies_in_a_file_that_is_named_otherwise_get_no_topic(
         (output / topic / "data.json").write_text(f"of {topic}\n")
     convert = ["archive", "convert", str(output), "-o", str(tmp_path / "lake"), "-t", "clicks"]
     result = run_nsq(convert)
-    assert f"{output / 'orders/data.json'}: left out: its name lacks clicks" in result.err
+    assert f"{output / 'orders/data.json'}: skipped: its name lacks clicks" in result.err
     assert (result.status, len(find_archives([tmp_path / "lake"]))) == (6, 1)

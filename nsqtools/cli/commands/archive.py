@@ -1,7 +1,7 @@
-"""``nsq archive``: look at what ``nsq to-file`` (or nsq_to_file) wrote, and bring it into tables.
+"""``nsq archive``: inspect files of ``nsq to-file`` or nsq_to_file, and convert them to tables.
 
-Damage is reported on stderr, a line each, and the exit status is 6. ``verify`` prints it, with
-status 1.
+Each damaged place is reported in a line on stderr, and the exit status is 6. ``verify`` prints the
+lines on stdout, and its status is 1.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ if TYPE_CHECKING:
     from nsqtools.cli.render.documents import Repaired, RepairedFile
 
 
-LINES_A_WRITE = 1000
+LINES_PER_WRITE = 1000
+BODIES_PER_BATCH = 1000
 ARCHIVES = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
 
 
 def verify(paths: ArchivePaths, json: Json = False, *, runtime: Session) -> int:
-    """Read archives and report what is damaged.
+    """Read archives and report damage.
 
-    Every member is unpacked, every line of JSON is read, and each file is compared with its index.
-    Prints a line for each problem; the exit status is 1 when there is one.
+    Every member is decompressed, every line of JSON is read, and each file is compared with its
+    index. Prints a line for each problem; the exit status is 1 if there is any.
 
     Examples:
         nsq archive verify /var/nsq
@@ -82,8 +83,8 @@ def repair(
 ) -> int:
     """Finish files that a crash left, and repair damaged archives.
 
-    Files in progress without a writer are cut back to their last durable message and get their
-    final name. A damaged file keeps what can be read; the original is kept as .NAME.damaged.
+    Files in progress without a writer are truncated after their last durable message and get their
+    final name. A damaged file keeps its readable messages; the original is kept as .NAME.damaged.
 
     Examples:
         nsq archive repair /var/nsq
@@ -113,7 +114,8 @@ def repair(
             continue
         try:
             count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
-        except NsqError as error:  # a FIFO, say: the others are repaired all the same
+        # An error of one file, such as a FIFO, must not keep the others from being repaired.
+        except NsqError as error:
             runtime.report(error)
             failed.append(error)
             continue
@@ -148,9 +150,9 @@ def cat(
 ) -> int:
     """Print the messages in archives of any format and compression.
 
-    Messages are printed as lines of JSON, as nsq tail --json does, and bodies of raw files as they
-    are. What is damaged is skipped and reported on stderr, as are messages to which --where or
-    --pick cannot be applied. Of a file in progress, what is durable is printed.
+    Messages are printed as lines of JSON, as nsq tail --json does, and bodies of raw files
+    unchanged. Damage is skipped and reported on stderr, as are messages to which --where or --pick
+    cannot be applied. Of a file in progress, the durable messages are printed.
 
     Examples:
         nsq archive cat /var/nsq/clicks.*.log.gz | jq .body
@@ -166,38 +168,40 @@ def cat(
     unjudged = UnjudgedReporter(runtime, keep)
     keep = unjudged.keep
     printer = partial(message_printer, pick=pick, print_topic=False)
-    plain = whole = printer(pretty=pretty, delimiter=ending)(runtime, unjudged)
+    print_body = print_message = printer(pretty=pretty, delimiter=ending)(runtime, unjudged)
     if format is not None:
-        whole = printer(format=format, delimiter=None)(runtime, unjudged)
+        print_message = printer(format=format, delimiter=None)(runtime, unjudged)
     elif not bodies:
-        whole = printer(json=True, pretty=pretty, delimiter=None)(runtime, unjudged)
+        print_message = printer(json=True, pretty=pretty, delimiter=None)(runtime, unjudged)
     within = time_range(since, until)
-    chosen = TopicFilter(topic or ())
+    topics = TopicFilter(topic or ())
     damage = DamageReporter(runtime)
     timeless = 0
 
     def encode(message: Envelope) -> bytes:
-        encoded = whole if message.topic or format else plain  # a body of a raw file stays alone
-        return encoded(message.topic, message.nsqd, [message])
+        # A raw file has no fields besides the body.
+        encoder = print_message if message.topic or format else print_body
+        return encoder(message.topic, message.nsqd, [message])
 
     def is_within(message: Envelope) -> bool:
         nonlocal timeless
-        is_in = within.contains(message.timestamp_ns)
-        timeless += not is_in  # the reader leaves out the others
-        return is_in
+        is_match = within.contains(message.timestamp_ns)
+        # The reader skips messages outside of the range, but yields those without a time.
+        timeless += not is_match
+        return is_match
 
     messages = (
         message
         for archive in find_archives(paths)
         for message in read_messages(archive, damage, delimiter=ending, within=within)
-        if is_within(message) and chosen(message) and (keep is None or keep(message))
+        if is_within(message) and topics(message) and (keep is None or keep(message))
     )
-    lines = map(encode, itertools.islice(messages, count))
-    while some := list(itertools.islice(lines, LINES_A_WRITE)):
-        runtime.write(b"".join(some))
+    encoded = map(encode, itertools.islice(messages, count))
+    while lines := list(itertools.islice(encoded, LINES_PER_WRITE)):
+        runtime.write(b"".join(lines))
     report_timeless(runtime, timeless)
     if count is None:
-        chosen.check()
+        topics.check()
     return unjudged.sum_up() or damage.status
 
 
@@ -211,13 +215,13 @@ def convert(
     bodies: BodyOptions,
     runtime: Session,
 ) -> int:
-    """Bring archives into a table.
+    """Convert archives to a table.
 
-    The archives stay. What was brought there before is not brought again, so an interrupted run is
-    continued by the same command. What is damaged is reported and left out: repair it first. So is
-    a file without an index that has grown since. Bare bodies name no topic: with --topic, files are
-    left out whose names lack it while others have it. The exit status is 6 when values did not fit
-    their columns: the text of the body has them.
+    The archives are kept. A file is converted once, so the same command continues an interrupted
+    run. A damaged file is reported and skipped: repair it first. So is a file without an index that
+    has grown since its conversion. Bare bodies have no topic: with --topic, files without the topic
+    in their names are skipped if other names have it. The exit status is 6 if values did not fit
+    their columns; they remain in the text of the body.
 
     Examples:
         nsq archive convert /var/nsq -o /srv/lake
@@ -228,42 +232,42 @@ def convert(
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.place import translating_errors
     from nsqtools.archive.reader import files_without_topic
-    from nsqtools.archive.table import convert as bring
+    from nsqtools.archive.table import convert as convert_archives
     from nsqtools.files.scratch import scratch_directory
 
     host = socket.gethostname().partition(".")[0]
     plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
-    found = find_archives(paths)
-    archives = [each for each in found if each.table is None]
-    tables = len(found) - len(archives)
+    inputs = find_archives(paths)
+    archives = [archive for archive in inputs if archive.table is None]
+    total, tables = len(archives), len(inputs) - len(archives)
     if tables:
-        runtime.info(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
+        runtime.info(f"nsq: {counted(tables, 'file')} of Parquet skipped: see nsq archive compact")
     damage = DamageReporter(runtime)
     for archive in files_without_topic(archives, topic) if topic else ():
         archives.remove(archive)
-        what = f"left out: its name lacks {topic}, which others have; convert it by itself"
-        damage(archive.shown, what)
-    done = files = messages = misfits = 0
+        problem = f"skipped: its name lacks {topic}, which other names have; convert it separately"
+        damage(archive.shown, problem)
+    converted = files = messages = misfits = 0
     without_column: set[str] = set()
     with translating_errors("convert to", output), scratch_directory("nsq-convert-") as drafts:
-        for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
+        for archive, new_files, problem, unfit in convert_archives(archives, plan, drafts, topic):
             if problem:
                 damage(archive.shown, problem)
-            done += bool(made)
-            files += len(made)
-            messages += sum(each.rows or 0 for each in made)
+            converted += bool(new_files)
+            files += len(new_files)
+            messages += sum(file.rows or 0 for file in new_files)
             misfits += unfit.bodies
             without_column |= {*unfit.fields}
             if not json:
-                write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
+                write_lines(runtime, [f"{archive.shown}: {file.path}" for file in new_files])
     if json:
-        document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
-        document["fields_without_column"] = len(without_column)
+        document = {"archives": converted, "files": files, "messages": messages}
+        document |= {"misfits": misfits, "fields_without_column": len(without_column)}
         write_json(runtime, document)
-    words = f"{counted(done, 'archive')} of {len(found) - tables}, {counted(messages, 'message')}"
-    runtime.info(f"nsq: {words}, {misfits} did not fit")
-    partly = ExitStatus.PARTLY_DONE if misfits else ExitStatus.DONE
-    return damage.status or report_unfit(runtime, 0, without_column) or partly
+    summary = f"{counted(converted, 'archive')} of {total}, {counted(messages, 'message')}"
+    runtime.info(f"nsq: {summary}, {misfits} did not fit")
+    status = ExitStatus.PARTLY_DONE if misfits else ExitStatus.DONE
+    return damage.status or report_unfit(runtime, 0, without_column) or status
 
 
 def schema(
@@ -273,9 +277,10 @@ def schema(
     *,
     runtime: Session,
 ) -> int:
-    """Print the columns of JSON bodies, as a JSON Schema.
+    """Print the columns of JSON bodies as a JSON Schema.
 
-    They are those of a sample, for --schema. Says on stderr how many bodies did not fit, and why.
+    The columns are those of a sample; use the output with --schema. Reports on stderr how many
+    bodies did not fit, and why.
 
     Examples:
         nsq archive schema /var/nsq -t clicks > clicks.json
@@ -287,21 +292,21 @@ def schema(
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.reader import read_messages
 
-    chosen, damage = TopicFilter(topic or ()), DamageReporter(runtime)
+    topics, damage = TopicFilter(topic or ()), DamageReporter(runtime)
     sample = (
         message.body
         for archive in find_archives(paths)
         for message in read_messages(archive, damage)
-        if chosen(message)
+        if topics(message)
     )
-    columns, wrong, looked_at = BodyColumns(), Counter[str](), 0
-    while some := list(itertools.islice(sample, min(LINES_A_WRITE, count - looked_at))):
-        looked_at += len(some)
-        found = columns.add(batch_of_bodies(some))["_error"]
-        wrong.update(found.drop_null().to_pylist())
+    columns, reasons, sampled = BodyColumns(), Counter[str](), 0
+    while bodies := list(itertools.islice(sample, min(BODIES_PER_BATCH, count - sampled))):
+        sampled += len(bodies)
+        errors = columns.add(batch_of_bodies(bodies))["_error"]
+        reasons.update(errors.drop_null().to_pylist())
     write_json(runtime, json_schema(columns.fields))
-    runtime.info(f"nsq: {looked_at} messages, {columns.misfits} did not fit")
-    for reason, times in wrong.most_common(10):
+    runtime.info(f"nsq: {sampled} messages, {columns.misfits} did not fit")
+    for reason, times in reasons.most_common(10):
         runtime.info(f"nsq: {times}: {reason}")
     return damage.status
 
@@ -309,7 +314,7 @@ def schema(
 def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
     """List archives with their messages, topics and times.
 
-    Of a file with an index only the index and two members are read; nsq archive verify reads all.
+    Of a file with an index, only the index and two members are read; nsq archive verify reads all.
 
     Examples:
         nsq archive info /var/nsq
@@ -318,15 +323,17 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
     from nsqtools.archive.finding import find_archives, map_archives
     from nsqtools.archive.reader import scan_archive
 
-    rows, found = [], find_archives(paths)
-    for archive, scan in zip(found, map_archives(scan_archive, found), strict=True):
+    rows, archives = [], find_archives(paths)
+    for archive, scan in zip(archives, map_archives(scan_archive, archives), strict=True):
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
-        span = [utc_text(end(times) // NS, "seconds") if times else None for end in (min, max)]
+        first, last = (
+            utc_text(function(times) // NS, "seconds") if times else None for function in (min, max)
+        )
         kind = "jsonl" if scan.topics else "raw"
         kind += f" {scan.codec.value}" if scan.codec.is_compressed else ""
         kind = "parquet" if archive.table is not None else kind
         state = "in progress" if archive.is_in_progress else scan.damage or "good"
         messages = sum(member.messages for member in scan.members)
         topics = ",".join(sorted(scan.topics))
-        rows.append((archive.shown, messages, topics, *span, scan.size, kind, state))
+        rows.append((archive.shown, messages, topics, first, last, scan.size, kind, state))
     write_listing(runtime, ARCHIVES, rows, form, optional=("bytes", "format", "first", "topics"))

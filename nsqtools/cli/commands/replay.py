@@ -1,12 +1,12 @@
-"""``nsq replay``, archived messages back into topics, and ``nsq redrive``, dead letters."""
+"""``nsq replay`` publishes archived messages again, and ``nsq redrive`` dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
@@ -28,6 +28,7 @@ from nsqtools.cli.options.publishing import (
     DryRun,
     ModeOption,
     Publishing,
+    PublishRun,
     TopicMap,
     topic_map,
 )
@@ -42,8 +43,7 @@ from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
     from nsqtools.client.connection_settings import ConnectionSettings
-    from nsqtools.publish.publisher import Publisher
-    from nsqtools.replay.replay import Replay
+    from nsqtools.replay.replay import Replay, ReplayRun
 
 
 def parse_speed(text: str) -> float:
@@ -58,7 +58,7 @@ def parse_speed(text: str) -> float:
 
 
 class ReplayOptions(Publishing):
-    """The messages were on one of the nsqd, and go to one again."""
+    """Each message is published to one nsqd, because each was on one nsqd."""
 
     mode: ModeOption = PublishMode.ROUND_ROBIN
 
@@ -88,19 +88,19 @@ def replay(
 ) -> int:
     """Publish archived messages again, in order of time.
 
-    Without --topic and --channel every consumer of the topics gets them again: the command counts
-    them, shows how many go to which topic, and asks; in a script, give --yes. Several nsqd share
-    the messages by default, where nsq pub publishes to all of them, as to_nsq does.
+    Without --topic and --channel, every consumer of the topics gets the messages again: the command
+    counts them, shows the number for each topic, and asks for confirmation; in a script, give
+    --yes. Several nsqd share the messages by default, whereas nsq pub publishes to all of them, as
+    to_nsq does.
 
-    Reads what nsq to-file and nsq_to_file write, compressed or not, files in progress and damaged
-    ones too (what is damaged is skipped and reported). With --checkpoint an interrupted replay
-    continues where it stopped; at most the batch of 1000 messages that was being published then is
-    published twice.
+    Reads the files of nsq to-file and nsq_to_file, compressed or not, also files in progress and
+    damaged files (damage is skipped and reported). With --checkpoint an interrupted replay
+    continues where it stopped; at most the last batch of 1000 messages is published twice.
 
     With --channel the messages reach one channel, with their ids and times, and no other channel
     of the topic: a temporary nsqd in this process registers at nsqlookupd, and ends when they are
-    consumed. After an interruption the same command goes on. The exit status is 7 when no consumer
-    comes.
+    consumed. After an interruption the same command continues. The exit status is 7 if no consumer
+    connects.
 
     Examples:
         nsq replay /var/nsq --topic clicks=clicks-again --dry-run
@@ -111,13 +111,12 @@ def replay(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.files.opening import raise_open_file_limit
-    from nsqtools.publish.input import locked_checkpoint
-    from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
+    from nsqtools.replay.replay import MessageSelection, ReplayRun
 
-    chosen = TopicFilter(from_topic or ())
+    topics = TopicFilter(from_topic or ())
     selection = MessageSelection(
         time_range(since, until),
-        every([chosen, keep] if keep else [chosen]),
+        every([topics, keep] if keep else [topics]),
         dedupe,
         topic_map(topic or ()),
         b"\n" if delimiter is None else delimiter,
@@ -125,39 +124,27 @@ def replay(
     channel = publishing.channel
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
-    raise_open_file_limit()  # of each topic a file is open
-    archives = find_archives(paths)
-    local = [str(each.path) for each in archives if not each.is_remote]
-
-    def prepared(publisher: Publisher, **more: Any) -> Replay:
-        noted = Checkpoint(checkpoint) if checkpoint else None
-        return Replay(archives, selection, publisher, count=count, checkpoint=noted, **more)
-
+    raise_open_file_limit()  # The merge has a file of each topic open.
+    run = ReplayRun(find_archives(paths), selection, count, checkpoint)
     if not (yes or topic or channel.name or dry_run):
-        runtime.require_terminal()  # before all is read
-        lines = plan(partial(prepared, publishing.publisher()), publishing.connection, runtime)
-        if not runtime.confirm(lines, "Go on?", yes=False):
+        runtime.require_terminal()  # Counting may take long, so this comes first.
+        if not runtime.confirm(plan(run, publishing, runtime), "Go on?", yes=False):
             return ExitStatus.FAILED
     with (
-        locked_checkpoint(checkpoint) if checkpoint and not dry_run else nullcontext(),
-        publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as run,
+        nullcontext() if dry_run else run.locked(),
+        publishing.open(runtime, b"", dry_run=dry_run, inputs=run.local_files) as output,
     ):
-        publisher, damage = run.publisher, DamageReporter(runtime, run.progress)
-
-        def progress_text() -> str:
-            read, total = job.read, job.total or 0
-            return run.progress_text(read, total, f"{read:,} of {total:,}")
-
-        job = prepared(
+        publisher, damage = output.publisher, DamageReporter(runtime, output.progress)
+        job = run.start(
             publisher,
-            speed=None if dry_run else speed,
+            speed=speed,
             dry_run=dry_run,
             on_damage=damage,
-            unsent=run.unsent,
-            warn=run.progress.tell,
-            show=lambda: run.progress.show(progress_text),
+            unsent=output.unsent,
+            warn=output.progress.tell,
+            on_progress=partial(show_progress, output),
         )
-        signals = run.finish(job.run)
+        signals = output.finish(job.run)
     report_timeless(runtime, job.timeless)
     if dry_run:
         status = show_planned(runtime, job, damage, json=json)
@@ -165,35 +152,38 @@ def replay(
         status = report_counts(runtime, publisher, json=json, repeated=job.repeated, damage=damage)
     if checkpoint is not None and (publisher.counts.unknown or publisher.counts.unsent):
         runtime.info(
-            "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
+            "nsq: run it again to continue; up to 1000 messages of the last batch may be published "
+            "twice"
         )
-    ended = signals.status(otherwise=channel.status(runtime, status))
-    if not (count or job.goes_on or signals.received or publisher.last_error):
-        chosen.check()
-    return ended
+    exit_status = signals.status(otherwise=channel.status(runtime, status))
+    if not (count or job.resumes or signals.received or publisher.last_error):
+        topics.check()
+    return exit_status
 
 
-def plan(
-    prepared: Callable[..., Replay], connection: ConnectionSettings, runtime: Runtime
-) -> Iterator[str]:
-    """Count what would be published; yield a line for each topic."""
+def show_progress(output: PublishRun, job: Replay) -> None:
+    """Update the progress line."""
+    read, total = job.read, job.total or 0
+    output.progress.show(lambda: output.progress_text(read, total, f"{read:,} of {total:,}"))
+
+
+def plan(run: ReplayRun, publishing: Publishing, runtime: Runtime) -> Iterator[str]:
+    """Count the messages to publish, and yield a line for each topic."""
     with Progress(runtime) as progress:
-        job = prepared(
-            dry_run=True,
-            on_damage=lambda path, problem: None,  # said when they are published
-            show=lambda: progress.show(lambda: f"{job.read:,} messages counted"),
+        planned = run.count_messages(
+            publishing.publisher(),
+            lambda job: progress.show(lambda: f"{job.read:,} messages counted"),
         )
-        job.run()
-    where = " and ".join(connection.nsqd_tcp_addresses)
-    for topic, count in sorted(job.planned.items()):
-        what = counted(count, "message")
-        yield f"publish {what} to topic {topic} on {where}, for all of its channels"
+    addresses = " and ".join(publishing.connection.nsqd_tcp_addresses)
+    for topic, count in sorted(planned.items()):
+        messages = counted(count, "message")
+        yield f"publish {messages} to topic {topic} on {addresses}, for all of its channels"
 
 
 def show_planned(
     runtime: Runtime, job: Replay, damage: DamageReporter, *, json: bool
 ) -> ExitStatus:
-    """Show what would be published; return the exit status."""
+    """Print the number of messages for each topic; return the exit status."""
     if json:
         write_json(runtime, {"topics": job.planned})
     else:
@@ -203,16 +193,18 @@ def show_planned(
     return damage.status
 
 
-def of_a_topic(topic: str, connection: ConnectionSettings) -> str:
-    """How to publish the letters of a topic again: their bodies alone are there."""
-    where = " ".join(
+def topic_hint(topic: str, connection: ConnectionSettings) -> str:
+    """Return the command that redrives a topic of dead letters, which has only bodies."""
+    addresses = " ".join(
         f"--{side}nsqd-tcp-address {address}"
         for address in connection.nsqd_tcp_addresses
         for side in ("", "destination-")
     )
-    meant = topic.removesuffix(".dead")
-    there = "TOPIC" if meant == topic else meant
-    return f"For a topic: nsq to-nsq -t {topic} --destination-topic {there} --until-empty {where}"
+    original = topic.removesuffix(".dead")
+    target = "TOPIC" if original == topic else original
+    return (
+        f"For a topic: nsq to-nsq -t {topic} --destination-topic {target} --until-empty {addresses}"
+    )
 
 
 Paths = Annotated[
@@ -221,7 +213,7 @@ Paths = Annotated[
 
 
 class Redriving(Publishing):
-    """Each letter goes to one of the nsqd."""
+    """Each dead letter is published to one nsqd."""
 
     mode: ModeOption = PublishMode.FAILOVER
 
@@ -237,15 +229,14 @@ def redrive(
 ) -> int:
     """Publish dead letters again, to the topics that they came from.
 
-    Reads the files that --dead-letter-file writes, and everything else in the form of tail --json.
-    Each message gets a new id, and its body is what it was. The files are left as they are: remove
-    them when the exit status is 0. What was not confirmed is appended to --unsent-file, to be
-    redriven from there.
+    Reads files of --dead-letter-file and other files with lines like those of tail --json. Each
+    message gets a new id and keeps its body. The files are not changed: remove them when the exit
+    status is 0. Unconfirmed messages are appended to --unsent-file, to be redriven from there.
 
     A topic of dead letters has raw bodies: to redrive it, forward it with nsq to-nsq.
 
-    With --channel they reach the channel that gave them up and no other, by a temporary nsqd (see
-    nsq replay), with their ids and times; attempts begin at 0.
+    With --channel they reach only the channel that gave them up, by a temporary nsqd (see nsq
+    replay), with their ids and times; attempts begin at 0.
 
     Examples:
         nsq redrive dead.jsonl --dry-run
@@ -260,12 +251,12 @@ def redrive(
     connection = publishing.connection
     if not files:
         raise ConfigurationError(
-            "no file of dead letters given", hint=of_a_topic(topic or "TOPIC", connection)
+            "no file of dead letters given", hint=topic_hint(topic or "TOPIC", connection)
         )
     for path in files:
         if str(path) != "-" and (not path.exists() or path.is_dir()):
             raise ConfigurationError(
-                f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
+                f"{path} is not a file of dead letters", hint=topic_hint(str(path), connection)
             )
     read = dead_letter_reader(topic, error)
     paths = list(map(str, files))
