@@ -343,7 +343,7 @@ class ReplayRun:
             self.archives,
             self.selection,
             publisher,
-            speed=None if dry_run else speed,
+            speed=speed,
             count=self.count,
             dry_run=dry_run,
             checkpoint=Checkpoint(self.checkpoint) if self.checkpoint else None,

@@ -24,7 +24,7 @@ from nsqtools.publish.publish_job import UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 from nsqtools.records.envelope import Envelope
 from nsqtools.replay import replay
-from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay, merge
+from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay, ReplayRun, merge
 
 
 def messages(*times: int) -> list[WireMessage]:
@@ -32,9 +32,9 @@ def messages(*times: int) -> list[WireMessage]:
 
 
 def merged(directory: Path, within: TimeRange | None = None) -> list[int]:
-    archives, span = find_archives([directory]), within or TimeRange()
-    found = merge(archives, lambda *problem: pytest.fail(str(problem)), within=span)
-    return [archived.message.timestamp_ns for archived in found]
+    archives, within = find_archives([directory]), within or TimeRange()
+    messages = merge(archives, lambda *problem: pytest.fail(str(problem)), within=within)
+    return [archived.message.timestamp_ns for archived in messages]
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -46,35 +46,36 @@ def test_files_are_merged_by_time(tmp_path: Path, has_index: bool) -> None:
     assert merged(tmp_path) == [1, 2, 3, 4, 5, 9, 10]
 
 
-def test_files_and_members_are_read_in_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         write_archive(tmp_path / f"{number:02d}.gz", messages(number * 10 + 1, number * 10 + 2))
-    running = [0]  # after each begin and end
-    real = replay.read_messages
+    open_files = [0]  # the number after each open and close
+    original = replay.read_messages
 
     def counted(*args: Any, **named: Any) -> Iterator[Envelope]:
-        running.append(running[-1] + 1)
-        yield from real(*args, **named)
-        running.append(running[-1] - 1)
+        open_files.append(open_files[-1] + 1)
+        yield from original(*args, **named)
+        open_files.append(open_files[-1] - 1)
 
     monkeypatch.setattr(replay, "read_messages", counted)
 
     assert len(merged(tmp_path)) == 100
-    assert max(running) <= 2
-    path = write_archive(tmp_path / "b" / "a.gz", messages(1, 2), messages(3, 4), messages(5, 6))
+    assert max(open_files) <= 2
+
+
+def test_members_outside_of_a_range_are_not_read(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.gz", messages(1, 2), messages(3, 4), messages(5, 6))
     data = bytearray(path.read_bytes())
-    data[5:40] = bytes(35)  # the first member is corrupt, and nobody notices
+    data[5:40] = bytes(35)  # damages the first member
     path.write_bytes(data)
     assert merged(path.parent, TimeRange(4, 6)) == [4, 5]
     index = index_of(path)
-    index.write_bytes(index.read_bytes().splitlines(keepends=True)[0])  # the others were lost
+    index.write_bytes(index.read_bytes().splitlines(keepends=True)[0])  # without the other members
     assert merged(path.parent, TimeRange(4, 6)) == [4, 5]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 9, "done": {}}', "nonsense"])
-def test_another_file_is_not_taken_for_a_checkpoint(tmp_path: Path, content: str) -> None:
+def test_a_file_of_another_kind_is_refused_as_a_checkpoint(tmp_path: Path, content: str) -> None:
     (tmp_path / "c.json").write_text(content)
     with pytest.raises(ConfigurationError, match="not a checkpoint"):
         Checkpoint(tmp_path / "c.json")
@@ -89,16 +90,15 @@ def replay_of(
     address: str,
     checkpoint: Path | None,
     unsent: UnsentFiles | None = None,
-    **more: Any,
+    **options_of_start: Any,
 ) -> tuple[Replay, Publisher]:
     options = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, publish_max_msg_size=LIMIT)
     publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
-    more |= {"checkpoint": Checkpoint(checkpoint) if checkpoint else None, "unsent": unsent}
-    archives, told = find_archives([archive]), Mock()
-    return Replay(archives, MessageSelection(), publisher, on_damage=told, **more), publisher
+    run = ReplayRun(find_archives([archive]), MessageSelection(), checkpoint=checkpoint)
+    return run.start(publisher, on_damage=Mock(), unsent=unsent, **options_of_start), publisher
 
 
-def test_no_wait_is_longer_than_python_can_wait(
+def test_a_wait_is_limited_to_the_longest_wait_of_python(
     unreachable_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", messages(1, 9 * 10**15))
@@ -111,7 +111,7 @@ def test_no_wait_is_longer_than_python_can_wait(
     assert 0 < max(waits) <= TIMEOUT_MAX
 
 
-def test_all_of_an_archive_is_kept_once_nsqd_is_gone_for_too_long(
+def test_all_messages_are_kept_as_unsent_after_the_publisher_has_given_up(
     unreachable_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", messages(1, 2, 9 * 10**15))
@@ -124,7 +124,7 @@ def test_all_of_an_archive_is_kept_once_nsqd_is_gone_for_too_long(
     assert len((tmp_path / "unsent").read_bytes().splitlines()) == 3
 
 
-def test_messages_of_unknown_fate_are_not_noted_and_come_again(
+def test_messages_with_an_unknown_outcome_are_published_again(
     scripted_nsqd: ScriptedNsqd,
     unreachable_address: str,
     nsqd: GoNsqd,
@@ -133,7 +133,8 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", MESSAGES)
     checkpoint = tmp_path / "checkpoint.json"
-    with pytest.raises(OutputError, match="cannot write"):  # before anything is published
+    # The checkpoint is written before anything is published.
+    with pytest.raises(OutputError, match="cannot write"):
         replay_of(archive, unreachable_address, tmp_path / "no" / "place")[0].run()
 
     first, publisher = replay_of(archive, scripted_nsqd.address, checkpoint)
@@ -150,7 +151,7 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
     assert list(json.loads(checkpoint.read_bytes())["done"].values()) == [3]
 
 
-def test_what_a_checkpoint_passes_is_confirmed_or_kept_after_a_power_cut_at_any_moment(
+def test_after_a_power_cut_completed_messages_are_confirmed_or_in_the_unsent_file(
     nsqd: GoNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rejected message that the next run skips must be in the unsent file."""
@@ -183,28 +184,29 @@ def counts_of(archive: Path, nsqd: GoNsqd, checkpoint: Path) -> PublishCounts:
 
 
 @pytest.mark.parametrize("is_known_by_path", [False, True])  # as an earlier version wrote it
-def test_a_file_that_was_moved_goes_on_and_another_in_its_place_begins(
+def test_a_checkpoint_follows_a_moved_file_and_not_its_path(
     nsqd: GoNsqd, tmp_path: Path, is_known_by_path: bool
 ) -> None:
     checkpoint = tmp_path / "checkpoint.json"
-    before, moved = tmp_path / "a", tmp_path / "b"
-    before.mkdir()
-    writer = Writer(before)
+    original, moved = tmp_path / "a", tmp_path / "b"
+    original.mkdir()
+    writer = Writer(original)
     path = writer.write(MESSAGES[:2], name="a.log.gz")
     if is_known_by_path:
         path = writer.finish()
         checkpoint.write_text(json.dumps({"version": 1, "done": {str(path): 1}}))
-    assert counts_of(before, nsqd, checkpoint) == PublishCounts(confirmed=2 - is_known_by_path)
+    assert counts_of(original, nsqd, checkpoint) == PublishCounts(confirmed=2 - is_known_by_path)
     assert str(path) not in checkpoint.read_text()
     if not is_known_by_path:
         writer.write(MESSAGES[2:])
         writer.finish()
-    before.rename(moved)
+    original.rename(moved)
 
     assert counts_of(moved, nsqd, checkpoint) == PublishCounts(confirmed=1 - is_known_by_path)
-    before.mkdir()
-    clone = Writer(before, writer=writer.writer)  # an image with its lock file, say
+    original.mkdir()
+    # A machine that was cloned from an image has the lock file of the writer, too.
+    clone = Writer(original, writer=writer.writer)
     clone.write(MESSAGES[1:], name="a.log.gz")
     clone.finish()
-    assert counts_of(before, nsqd, checkpoint) == PublishCounts(confirmed=2)
-    assert counts_of(moved, nsqd, checkpoint) == counts_of(before, nsqd, checkpoint)
+    assert counts_of(original, nsqd, checkpoint) == PublishCounts(confirmed=2)
+    assert counts_of(moved, nsqd, checkpoint) == counts_of(original, nsqd, checkpoint)

@@ -137,7 +137,7 @@ def replay(
         publisher, damage = output.publisher, DamageReporter(runtime, output.progress)
         job = run.start(
             publisher,
-            speed=speed,
+            speed=None if dry_run else speed,
             dry_run=dry_run,
             on_damage=damage,
             unsent=output.unsent,
