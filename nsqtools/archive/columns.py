@@ -58,7 +58,7 @@ def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
     )
 
 
-BEGINNING = b'{"topic": "'
+LINE_PREFIX = b'{"topic": "'
 ORIGIN = re.compile(rb'\{"topic": "([^"\\\x00-\x1f]*)", "nsqd": "([^"\\\x00-\x1f]*)", ')
 MAX_BLOCK_SIZE = 2**31 - 2  # Arrow's JSON reader takes the size as an int32.
 ID_LENGTH = 16
@@ -75,7 +75,7 @@ def fast_columns(
 
     Returns None if the lines do not have the form in which `encode_many` writes them.
     """
-    if not (_all_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
+    if not (_all_begin_with(LINE_PREFIX, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name in KEYS_OF if name in names for key in KEYS_OF[name]}
     values: Columns | None = {}
@@ -334,7 +334,7 @@ def read_batches(
         columns: Columns | None
         if is_bare:
             bodies = split_lines(text, delimiter)
-            if BEGINNING in text and any(map(MESSAGE.match, bodies)):
+            if LINE_PREFIX in text and any(map(MESSAGE.match, bodies)):
                 on_damage(archive.shown, f"it has {AMONG_BODIES}")
                 bodies = [body for body in bodies if not MESSAGE.match(body)]
             columns = bare_columns(bodies, topic, kind)

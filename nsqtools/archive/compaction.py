@@ -78,7 +78,7 @@ from nsqtools.archive.slices import (
     unreadable,
 )
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
-from nsqtools.files.scratch import environment
+from nsqtools.files.scratch import environment_variables
 from nsqtools.records.envelope import BodyKind
 
 # Files become smaller than the target so that all processes have work, but not smaller than this.
@@ -624,7 +624,7 @@ def in_processes(processes: int) -> RunJobs:
         count = min(processes, len(jobs))
         with (
             # Otherwise new interpreters would import modules from the current directory.
-            environment({"PYTHONSAFEPATH": "1"}),
+            environment_variables({"PYTHONSAFEPATH": "1"}),
             ProcessPoolExecutor(count, get_context("spawn"), _start_worker) as pool,
         ):
             numbers = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}

@@ -80,7 +80,7 @@ _COLUMN_PROPERTIES = {
 }
 _ALWAYS_WRITTEN = {"date", "hour"}
 
-Partition = Mapping[str, str | None]
+PartitionValues = Mapping[str, str | None]
 """The values of partition columns, from the names of folders or the log of a table."""
 
 
@@ -93,7 +93,7 @@ class TableFile:
     rows: int | None = None
     min_ts_ns: int | None = None
     max_ts_ns: int | None = None
-    partition: Partition = field(default_factory=dict)
+    partition: PartitionValues = field(default_factory=dict)
 
 
 def is_table(storage: Place) -> bool:
@@ -200,7 +200,7 @@ class DeltaCatalog:
         return list(self._table().metadata().partition_columns)
 
     def files(
-        self, *, is_selected: Callable[[Partition], bool] = lambda at: True
+        self, *, is_selected: Callable[[PartitionValues], bool] = lambda at: True
     ) -> list[TableFile]:
         """Return the files of the newest version in selected partitions, with statistics."""
         with self._failing():
@@ -447,7 +447,7 @@ def _statistics(file: TableFile) -> str:
 
 
 def _files_of(
-    table: DeltaTable, is_selected: Callable[[Partition], bool] = lambda at: True
+    table: DeltaTable, is_selected: Callable[[PartitionValues], bool] = lambda at: True
 ) -> Iterator[TableFile]:
     import pyarrow
 
@@ -458,7 +458,7 @@ def _files_of(
     columns = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *keys]
     columns.append("null_count.ts_ns")
     # Files share the dictionary of their partition. None means that it is not selected.
-    partitions: dict[tuple[object, ...], Partition | None] = {}
+    partitions: dict[tuple[object, ...], PartitionValues | None] = {}
     actions = actions.select([name for name in columns if name in names])
     for batch in actions.to_batches(LOG_BATCH_ROWS):
         for row in batch.to_pylist():

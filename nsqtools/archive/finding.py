@@ -31,7 +31,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
+from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, PartitionValues, TableFile, is_table
 from nsqtools.archive.form import BEGINNING_SIZE, PARQUET_MAGIC, why_foreign
 from nsqtools.archive.layout import (
     INDEX,
@@ -160,11 +160,11 @@ class ArchiveFile:
         return self.storage.stat(self.name).size
 
 
-PartitionFilter = Callable[[Partition], bool]
+PartitionFilter = Callable[[PartitionValues], bool]
 """Returns whether the files of a partition are needed."""
 
 
-def any_partition(_: Partition) -> bool:
+def any_partition(_: PartitionValues) -> bool:
     """Select every file."""
     return True
 

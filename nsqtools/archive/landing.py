@@ -43,7 +43,7 @@ from nsqtools.archive.body_columns import fields_of, json_schema
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, stem_of
+from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, parquet_stem
 from nsqtools.archive.upload import (
     CLOSE_SIGNALED_S,
     NotUploadable,
@@ -140,7 +140,7 @@ class Lander:
         for path in paths:
             try:
                 archive = ArchiveFile.at(path, index_to_upload(path))
-                new_drafts = writer.write(archive, stem_of(archive, self.table.plan.host))
+                new_drafts = writer.write(archive, parquet_stem(archive, self.table.plan.host))
                 # An earlier run with --format raw may have left the log.
                 if any(draft.file.partition["topic"] is None for draft in new_drafts):
                     reason = "it has bare bodies, which name no topic"

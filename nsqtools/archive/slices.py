@@ -138,7 +138,7 @@ def run_job(job: Job) -> JobResult:
         if reading.rows == duplicates:
             return JobResult(job.key, None, reading.rows, duplicates, damages)
         file = replace(writer.close(), path=job.name, partition=job.key.values)
-        publish(draft, storage, job.name)
+        publish_file(draft, storage, job.name)
         return JobResult(job.key, file, reading.rows, duplicates, damages, misfits)
 
 
@@ -159,7 +159,7 @@ def draft_for(storage: Place) -> Iterator[Path]:
         yield folder / "file.parquet"
 
 
-def publish(draft: Path, storage: Place, name: str) -> None:
+def publish_file(draft: Path, storage: Place, name: str) -> None:
     """Move a durable file into the storage atomically. Raises ``OSError``."""
     if not storage.is_remote:
         final = storage.path / name

@@ -342,7 +342,7 @@ def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
         yield value.as_py(), batch.filter(compute.equal(encoded.indices, number))
 
 
-def stem_of(archive: ArchiveFile, host: str) -> str:
+def parquet_stem(archive: ArchiveFile, host: str) -> str:
     """Return the name of the Parquet files of an archive file, without their extension.
 
     Machines that were cloned from one image, or restored from a snapshot, write files with the same
@@ -563,7 +563,7 @@ def convert(
         if archive.is_in_progress:
             yield archive, [], "it is in progress", Unfit()
             continue
-        stem = stem_of(archive, plan.host)
+        stem = parquet_stem(archive, plan.host)
         try:
             if _is_converted(table, archive, stem):
                 yield archive, [], "", Unfit()

@@ -63,7 +63,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 @contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+def environment_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables during the block, or unset those with the value None."""
 
     def put(values: Mapping[str, str | None]) -> None:

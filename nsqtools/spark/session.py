@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.opening import open_to_write
-from nsqtools.files.scratch import environment, scratch_directory
+from nsqtools.files.scratch import environment_variables, scratch_directory
 from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
 from nsqtools.spark.failures import SESSION, last_lines, spark_errors
@@ -103,7 +103,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
         scratch = stack.enter_context(scratch_directory("nsq-spark-", Path(parent)))
         environ = spark_environ(settings, scratch, java_home(java, os.environ, scratch))
-        stack.enter_context(environment(environ))
+        stack.enter_context(environment_variables(environ))
         gateway = start_jvm(settings, scratch, log.fileno())
         stack.callback(end_jvm, gateway.proc, HURRIED_S)
         stack.enter_context(spark_errors(settings))

@@ -26,7 +26,7 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
 from nsqtools.archive.place import translating_errors
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.slices import body_kind, draft_for, fit_to_schema, publish
+from nsqtools.archive.slices import body_kind, draft_for, fit_to_schema, publish_file
 from nsqtools.records.envelope import BodyKind
 
 
@@ -83,7 +83,7 @@ def _files(
         name = f"{slot.folder}/ingest-{uuid.uuid4().hex}.parquet"
         with draft_for(storage) as draft:
             file = write((fit_to_schema(part, schema, kind) for _, part in items), draft, schema)
-            publish(draft, storage, name)
+            publish_file(draft, storage, name)
         yield replace(file, path=name, partition=slot.values)
 
 

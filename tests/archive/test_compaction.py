@@ -92,7 +92,7 @@ def done(compaction: Compaction) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("processes", "delta"), [(1, False), (2, True)])
-def test_each_message_is_there_once_whenever_it_comes(
+def test_each_message_is_compacted_once_whenever_it_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, delta: bool
 ) -> None:
     monkeypatch.setattr(compacting, "SLICE_ROWS", 20)  # so that there are many
@@ -125,7 +125,7 @@ from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.place_url import parse_place
 
 around(slices.ParquetWriter, "add", "close")
-around(slices, "publish")
+around(slices, "publish_file")
 around(DeltaCatalog, "commit")
 around(LocalPlace, "put")
 from nsqtools.cli.main import main
@@ -141,7 +141,9 @@ FORMS = {"parquet": (3, 7), "delta": (5, 9), "within a table": (3, 6)}
     ("form", "steps"),
     [*FORMS.items(), *(pytest.param(f, range(60), marks=pytest.mark.slow) for f in FORMS)],
 )
-def test_killed_anywhere_it_has_each_once(tmp_path: Path, form: str, steps: Sequence[int]) -> None:
+def test_a_compaction_killed_at_any_step_loses_and_repeats_nothing(
+    tmp_path: Path, form: str, steps: Sequence[int]
+) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     is_within = form == "within a table"
     for part in range(2):
@@ -171,7 +173,7 @@ def test_killed_anywhere_it_has_each_once(tmp_path: Path, form: str, steps: Sequ
         assert done(compact(output, None)) == (0, 0)
 
 
-def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
+def test_bare_bodies_are_compacted_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     none = "__HIVE_DEFAULT_PARTITION__"
     rows = [(none, none, None, None, each) for each in (b"\xff", b"one", b"one", b"two")]
@@ -190,7 +192,9 @@ def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_bare", [True, False])
-def test_without_an_index_content_counts(tmp_path: Path, run_nsq: RunNsq, is_bare: bool) -> None:
+def test_a_file_without_an_index_is_identified_by_its_content(
+    tmp_path: Path, run_nsq: RunNsq, is_bare: bool
+) -> None:
     path = tmp_path / "a" / "x.log"
     path.parent.mkdir()
     path.touch()
@@ -244,7 +248,7 @@ def index_that_promises_more(path: Path) -> None:
         (lambda path: one_of_each(path, "//"), "it has messages of invalid topics: '/'", []),
     ],
 )
-def test_damage_is_refused_or_left_out_and_told(
+def test_damage_is_an_error_or_skipped_and_reported(
     tmp_path: Path, make: Callable[[Path], None], said: str, left: list[int]
 ) -> None:
     path = tmp_path / "in" / "x.gz"
@@ -258,7 +262,9 @@ def test_damage_is_refused_or_left_out_and_told(
     assert told.deletable()[0] == []
 
 
-def test_a_file_of_a_table_is_taken_alone_and_of_a_folder_what_a_log_names(tmp_path: Path) -> None:
+def test_a_single_file_of_a_table_and_the_logged_files_of_a_folder_are_found(
+    tmp_path: Path,
+) -> None:
     write_archive(tmp_path / "archive" / "x.log", [message(0), message(1)], topic="t")
     compact(tmp_path / "archive", output := tmp_path / "output")
     [file] = output.rglob("*.parquet")
@@ -284,7 +290,7 @@ def test_a_file_of_a_table_is_taken_alone_and_of_a_folder_what_a_log_names(tmp_p
     assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
 
 
-def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path) -> None:
+def test_a_folder_in_a_table_has_only_logged_files(tmp_path: Path) -> None:
     ones = {name: ["a"] for name in ("topic", "nsqd", "id", "body")}
     rows = pyarrow.table({"ts_ns": [BEGIN_NS], "attempts": [1], **ones})
     table = tmp_path / "env=prod" / "table"
@@ -319,7 +325,7 @@ TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), p
     ("other", "last_ns", "kind"),
     [("b", BEGIN_NS, TEXT), ("b", None, DICTIONARY), ("a", BEGIN_NS, TEXT)],
 )
-def test_each_topic_gets_its_own_rows_of_a_file_of_several(
+def test_a_file_with_several_topics_is_split_by_topic(
     tmp_path: Path, other: str, last_ns: int | None, kind: pyarrow.DataType
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -340,7 +346,7 @@ def test_each_topic_gets_its_own_rows_of_a_file_of_several(
     assert done(told) == (4, 0)
 
 
-def test_topics_get_their_own_rows_and_a_job_that_runs_twice_makes_one_file(tmp_path: Path) -> None:
+def test_a_repeated_job_makes_the_same_file(tmp_path: Path) -> None:
     one_of_each(tmp_path / "archive" / "x.gz", "acbb")
     compact(tmp_path / "archive", tmp_path / "output")
     assert [topic for topic, *_ in content(tmp_path / "output")] == ["a", "b", "b", "c"]
@@ -359,7 +365,7 @@ def test_topics_get_their_own_rows_and_a_job_that_runs_twice_makes_one_file(tmp_
 
 
 @pytest.mark.parametrize("index", [b"", b"0 %d 2 0 0\n"])
-def test_lines_of_another_program_are_messages_of_their_days(tmp_path: Path, index: bytes) -> None:
+def test_messages_of_another_program_get_their_days(tmp_path: Path, index: bytes) -> None:
     path = tmp_path / "archive" / "x.jsonl"
     path.parent.mkdir()
     first, second = encode_many("clicks", "n:1", [message(0), message(600)]).splitlines(True)
@@ -374,7 +380,7 @@ def test_lines_of_another_program_are_messages_of_their_days(tmp_path: Path, ind
     assert content(tmp_path / "again") == expected([0, 600], "clicks")
 
 
-def test_rows_without_a_time_are_damage_and_of_valid_topics_keep_theirs(tmp_path: Path) -> None:
+def test_rows_without_a_time_are_damage(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
     archive.mkdir()
@@ -390,7 +396,7 @@ def test_rows_without_a_time_are_damage_and_of_valid_topics_keep_theirs(tmp_path
         compact(tmp_path / "in", tmp_path / "out")
 
 
-def test_one_row_of_each_identity_stays_and_no_number_fits_a_wider_column_of_such() -> None:
+def test_rows_are_deduplicated_and_fit_to_a_schema() -> None:
     rows = pyarrow.table(
         {
             "ts_ns": pyarrow.array([1, 1, 1, 1, 2, 2, 2, 2], pyarrow.int64()),
@@ -413,7 +419,7 @@ def test_one_row_of_each_identity_stays_and_no_number_fits_a_wider_column_of_suc
     ]
 
 
-def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Path) -> None:
+def test_only_completely_compacted_archives_are_deleted(tmp_path: Path) -> None:
     archive, output = tmp_path / "a", tmp_path / "out"
     path = write_archive(archive / "clicks.gz", [message(0), message(400)])
     (archive / "bare.log").write_bytes(b"it may be anything\n")
@@ -438,7 +444,7 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", ["open", "growing", "none", "no total", "finished"])
-def test_only_what_is_known_to_be_finished_is_deleted_or_replaced(
+def test_only_finished_files_are_deleted_or_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """What its writer appends to a file that is gone is lost."""
@@ -475,7 +481,9 @@ def test_only_what_is_known_to_be_finished_is_deleted_or_replaced(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_archives_of_two_machines_of_one_image_are_taken(tmp_path: Path, is_gone: bool) -> None:
+def test_archives_of_machines_cloned_from_one_image_are_compacted(
+    tmp_path: Path, is_gone: bool
+) -> None:
     for number, host in enumerate(("one", "two")):
         (tmp_path / "a" / host).mkdir(parents=True)
         writer = Writer(tmp_path / "a" / host, writer="f" * 32)
@@ -492,7 +500,7 @@ def test_archives_of_two_machines_of_one_image_are_taken(tmp_path: Path, is_gone
     assert done(compact(tmp_path / "in", tmp_path / "of-copies")) == (3, 0)
 
 
-def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
+def test_open_days_and_other_topics_are_skipped(tmp_path: Path) -> None:
     for topic in ("clicks", "orders"):
         write_archive(tmp_path / "a" / f"{topic}.gz", [message(0)], [message(200)], topic=topic)
     inputs, chosen = find_inputs([LocalPlace(tmp_path / "a")]), Selection(frozenset(["clicks"]))
@@ -507,7 +515,7 @@ def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, delta: bool) -> None:
+def test_a_bucket_works_like_a_directory(tmp_path: Path, bucket: Bucket, delta: bool) -> None:
     writer = Writer(tmp_path)
     writer.write([message(n) for n in range(100)], [message(n) for n in range(50)])
     path = writer.finish()
@@ -527,7 +535,7 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
     assert not [name for name in bucket.names() if name.startswith("archive/")]
 
 
-def test_a_run_that_lost_output_to_another_commits_nothing(tmp_path: Path, bucket: Bucket) -> None:
+def test_a_run_that_lost_the_lock_commits_nothing(tmp_path: Path, bucket: Bucket) -> None:
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     output = parse_place(f"{bucket.url}/lake")
 
@@ -561,7 +569,7 @@ def typed_rows(output: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_columns_of_bodies_stay_and_merge_by_name_in_any_order(tmp_path: Path, delta: bool) -> None:
+def test_columns_of_bodies_are_merged_by_name(tmp_path: Path, delta: bool) -> None:
     """Two archivers landed the same topic; in the second one's lake a field has another type."""
     output = tmp_path / "output"
     lakes = [
@@ -592,7 +600,7 @@ def test_columns_of_bodies_stay_and_merge_by_name_in_any_order(tmp_path: Path, d
         assert [none | row for row in typed_rows(output)] == [none | row for row in rows]
 
 
-def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
+def test_a_schema_adds_columns_for_bodies_of_archives(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     write_archive(archive / "a.gz", clicks(0, '{"user": 1, "new": 2}', "no JSON", '{"user": "x"}'))
     (archive / "bare.log").write_bytes(b'{"user": 4}\n')
@@ -614,7 +622,7 @@ def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [("binary", "json"), ("string", "binary")])
-def test_bodies_stay_what_they_are_in_an_output(tmp_path: Path, first: str, then: str) -> None:
+def test_an_output_keeps_its_kind_of_bodies(tmp_path: Path, first: str, then: str) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     write_archive(archive / "a.gz", clicks(1, '{"user": 1}'))
     compact(archive, output, body=BodyKind(first))

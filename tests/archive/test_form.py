@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[set[bool], int, int, bool]:
         (lzma.compress(TEXT)[:-20], COUNT, True),
     ],
 )
-def test_one_line_of_its_head_makes_a_file_one_of_messages(
+def test_one_message_in_the_head_decides_the_form(
     tmp_path: Path, text: bytes, messages: int, is_damaged: bool
 ) -> None:
     (tmp_path / "x.log").write_bytes(text)
@@ -66,7 +66,7 @@ def test_one_line_of_its_head_makes_a_file_one_of_messages(
     assert (bare - {False}, counts, has_problems) == (set(), [messages] * 2, is_damaged)
 
 
-def test_messages_behind_many_bodies_are_damage_and_bodies_stay_bodies(tmp_path: Path) -> None:
+def test_messages_after_many_bodies_are_damage(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_bytes(BODIES + TEXT)
     assert read(tmp_path) == ({True}, 60_000, 60_000, True)
     nested = b'{"message": %b}\n' % FIRST  # an object that contains one is a body
@@ -108,7 +108,7 @@ def packed(kind: str) -> bytes:
         (json.dumps(OBJECTS[0], indent=1, sort_keys=True).encode(), "JSON over several lines"),
     ],
 )
-def test_a_format_that_is_not_read_is_refused_by_its_name(
+def test_an_unsupported_format_is_refused_by_name(
     tmp_path: Path, content: bytes, name: str
 ) -> None:
     (tmp_path / "x.log").write_bytes(content)
@@ -118,9 +118,7 @@ def test_a_format_that_is_not_read_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("damage", [b"\x00", bytes(200), bytes(4096)])
-def test_an_own_archive_whose_beginning_is_damaged_is_repaired(
-    tmp_path: Path, damage: bytes
-) -> None:
+def test_an_archive_with_a_damaged_beginning_is_repaired(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "x.log"
     write_archive(path, numbered(0, COUNT))
     path.chmod(0o640)

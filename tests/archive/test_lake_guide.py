@@ -16,7 +16,7 @@ PROGRAMS = dict(re.findall(r"```python (\w+)\n(.*?)```", GUIDE, re.DOTALL))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PROGRAMS)
-def test_others_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> None:
+def test_other_programs_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> None:
     write_archive(tmp_path / "a" / "clicks.gz", numbered(0, 123), numbered(0, 123))
     for topic in ("007", "7"):  # a number would be one of both
         write_archive(tmp_path / "a" / f"{topic}.gz", numbered(0, 1), topic=topic)

@@ -44,7 +44,7 @@ def failing(path: str, problem: str) -> None:
         (ENDS_ALIKE, 2, {"a", "b"}),  # the index does not fit
     ],
 )
-def test_a_file_is_looked_at_by_an_index_that_fits(
+def test_a_file_is_scanned_by_a_matching_index(
     tmp_path: Path, is_packed: bool, pieces: list[bytes], indexed: int, topics: set[str]
 ) -> None:
     pieces = [gzip.compress(piece) for piece in pieces] if is_packed else pieces
@@ -58,7 +58,9 @@ def test_a_file_is_looked_at_by_an_index_that_fits(
 
 
 @pytest.mark.parametrize("is_in_progress", [True, False])
-def test_what_no_index_names_is_read_if_finished(tmp_path: Path, is_in_progress: bool) -> None:
+def test_bytes_after_the_index_are_read_in_a_finished_file(
+    tmp_path: Path, is_in_progress: bool
+) -> None:
     path = written(tmp_path / "x", [gzip.compress(piece) for piece in PIECES], indexed=2)
     if is_in_progress:
         path.rename(part_of(path))
@@ -69,7 +71,9 @@ def test_what_no_index_names_is_read_if_finished(tmp_path: Path, is_in_progress:
     assert scan_archive(archive).topics == {"a", "b", "c"} - ({"c"} if is_in_progress else set())
 
 
-def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delimiter_applies_to_bare_bodies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader, "BATCH_TEXT", 5)
     monkeypatch.setattr(reader, "READ_SIZE", 30)  # a first line may be longer
     (tmp_path / "bare").write_bytes(b"a,,,b")
@@ -81,13 +85,13 @@ def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.Monke
     assert repair(archive, b",,") == 3
 
 
-def test_a_range_may_end_where_no_time_of_a_row_can_be() -> None:
+def test_a_range_may_end_beyond_int64() -> None:
     times, far = pyarrow.array([-(2**63), 2**63 - 2]), 10**20
     ranges = (TimeRange(far), TimeRange(None, -far), TimeRange(-far, far))
     assert [len(times.filter(each.mask(times))) for each in ranges] == [0, 0, 2]
 
 
-def test_rows_without_a_topic_name_none_and_a_file_cut_off_says_where(tmp_path: Path) -> None:
+def test_rows_without_a_topic_and_a_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "topic=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
     path.parent.mkdir()
     rows = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}

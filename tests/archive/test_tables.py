@@ -70,7 +70,7 @@ lines = st.one_of(
 @pytest.mark.parametrize("kind", [BodyKind.string, BodyKind.binary])
 @given(text=st.lists(lines, min_size=1, max_size=4).map(b"".join))
 @example(text=LINE)
-def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: BodyKind) -> None:
+def test_the_fast_and_the_exact_path_return_the_same_rows(text: bytes, kind: BodyKind) -> None:
     fast = fast_columns(text, text.count(b"\n"), message_schema(kind).names, kind)
     if fast is None:
         assert set(text.splitlines(keepends=True)) != {LINE}  # which is as we write it
@@ -122,7 +122,7 @@ def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
     other=st.lists(st.none() | st.binary(max_size=5), max_size=8),
     cut=st.integers(0, 8),
 )
-def test_a_checksum_is_that_of_the_values_however_they_lie(
+def test_a_checksum_does_not_depend_on_the_memory_layout(
     values: list[bytes | None], other: list[bytes | None], cut: int
 ) -> None:
     whole = pyarrow.array(values, pyarrow.binary())
@@ -133,7 +133,7 @@ def test_a_checksum_is_that_of_the_values_however_they_lie(
     assert is_same == (values == other)
 
 
-def test_a_full_disk_is_named_and_nothing_stays_on_it(small_disk: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_file_is_removed(small_disk: Path) -> None:
     batch = pyarrow.record_batch({"id": [os.urandom(100_000).hex()]})
     with pytest.raises(OSError, match=f"No space left on device: '{small_disk}/draft'"):
         parquet.write([batch], small_disk / "draft", batch.schema)
@@ -151,7 +151,7 @@ def typed(columns: BodyColumns, *bodies: bytes) -> list[dict[str, object]]:
     ]
 
 
-def test_what_does_not_fit_is_null_and_named_and_all_else_is_there() -> None:
+def test_values_that_do_not_fit_are_null_and_reported() -> None:
     properties = {"user": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}}
     columns = BodyColumns(fields_of({"properties": properties}))
     second = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_null_and_named_and_all_else_is_there() -> None:
     assert columns.misfits == 10  # Arrow reads what Go writes
 
 
-def test_whole_numbers_are_doubles_where_fractions_follow_before_a_file_has_them() -> None:
+def test_an_integer_column_becomes_double_until_a_file_has_it() -> None:
     columns = BodyColumns()
     assert typed(columns, b'{"price": 10}') == [{"price": 10}]
     some = [b'{"price": 10.25}', b'{"price": "free"}', b'{"price": 9007199254740993}']
@@ -200,7 +200,7 @@ def test_whole_numbers_are_doubles_where_fractions_follow_before_a_file_has_them
     assert typed(columns, b'{"price": 10.25}') == [{"_error": "price is not int64"}]
 
 
-def test_one_odd_body_does_not_make_a_batch_slow() -> None:
+def test_one_invalid_body_does_not_make_a_batch_slow() -> None:
     columns = BodyColumns([pyarrow.field("n", pyarrow.int64())])
     bodies = [b'{"n": %d}' % number for number in range(5000)]
     bodies[77] = b'{"n": 1, "x": "\\ud800", "x": "\\ud800"}'
@@ -210,7 +210,7 @@ def test_one_odd_body_does_not_make_a_batch_slow() -> None:
     assert read.call_count < 50
 
 
-def test_fields_beyond_the_most_columns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_beyond_the_limit_of_columns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_columns, "MAX_COLUMNS", 2)
     columns = BodyColumns()
     typed(columns, b'{"a": 1, "b": 1, "c": 1}')
@@ -222,7 +222,7 @@ def test_fields_beyond_the_most_columns_are_counted(monkeypatch: pytest.MonkeyPa
     assert columns.without_column == {"c"}
 
 
-def test_a_column_keeps_what_others_say_of_it(tmp_path: Path) -> None:
+def test_a_column_keeps_the_metadata_of_other_programs(tmp_path: Path) -> None:
     catalog = new_table(str(tmp_path / "lake"))
     named = pyarrow.field("n", pyarrow.int64(), metadata={FIELD: b"N"})
     catalog.add_columns([named.with_metadata({"comment": "a count"})])
@@ -256,7 +256,7 @@ def field_in(column: pyarrow.Field) -> str | None:
 
 @given(work=st.lists(st.tuples(logs, st.lists(names, unique=True, max_size=2)), min_size=2))
 @settings(max_examples=examples(30))
-def test_a_field_has_one_column_forever_whoever_writes(
+def test_a_field_keeps_its_column_for_all_writers(
     work: list[tuple[list[dict[str, int]], list[str]]],
 ) -> None:
     table: dict[str, pyarrow.Field] = {}
@@ -306,7 +306,7 @@ def test_the_columns_of_a_table_are_those_of_its_fields_for_each_archiver(
     assert extra == set()
 
 
-def test_bodies_whose_keys_are_ids_or_that_are_very_deep_take_bounded_memory() -> None:
+def test_bodies_with_ids_as_keys_or_deep_nesting_need_bounded_memory() -> None:
     ids = [b'{"count": 1, "of": {"%d": 1}}' % number for number in range(3000)]
     many = b'{"of": {%s}}' % b",".join(b'"%d": 1' % number for number in range(100_000))
     deep = [
@@ -338,7 +338,7 @@ json_bodies = objects.map(lambda value: json.dumps(value).encode()) | st.sampled
 
 @given(bodies=st.lists(json_bodies, min_size=1, max_size=5))
 @settings(max_examples=examples(30))
-def test_columns_of_bodies_are_those_of_their_own_rows(bodies: list[bytes]) -> None:
+def test_columns_belong_to_the_rows_of_their_bodies(bodies: list[bytes]) -> None:
     columns = BodyColumns()
     rows = columns.add(batch_of_bodies(bodies)).to_pylist()
     for body, row in zip(bodies, rows, strict=True):
@@ -360,7 +360,7 @@ def new_table(place: str) -> DeltaCatalog:
     return catalog
 
 
-def test_a_commit_that_is_repeated_does_nothing(lake_url: str) -> None:
+def test_a_repeated_commit_does_nothing(lake_url: str) -> None:
     catalog = new_table(lake_url)
 
     with patch.object(delta, "sync_data", wraps=delta.sync_data) as synced:
@@ -389,7 +389,7 @@ def test_a_commit_that_is_repeated_does_nothing(lake_url: str) -> None:
             again.files()  # the reason comes last
 
 
-def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(lake_url: str) -> None:
+def test_concurrent_commits_to_any_name_are_kept(lake_url: str) -> None:
     new_table(lake_url)
 
     def write(writer: int) -> None:
@@ -485,7 +485,7 @@ FEATURES = [  # what the table has, what of it is refused, and who else is not
 
 
 @pytest.mark.parametrize(("has", "refused", "allowed"), FEATURES)
-def test_a_table_is_refused_by_the_name_of_what_we_do_not_keep_of_it(
+def test_a_table_with_an_unsupported_feature_is_refused(
     tmp_path: Path, has: dict[str, Any], refused: str, allowed: str
 ) -> None:
     catalog = DeltaCatalog(str(tmp_path / "table"))
@@ -547,7 +547,7 @@ def test_a_landing_that_is_refused_leaves_the_log_and_ends_at_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_delta", [False, True])
-def test_no_value_of_a_partition_keeps_a_log_out(
+def test_any_value_of_a_partition_is_converted(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "MAX_OPEN_PARTITIONS", 2)
@@ -567,7 +567,7 @@ def test_no_value_of_a_partition_keeps_a_log_out(
     assert (unfit.bodies, list(tmp_path.glob("*.parquet"))) == (1, [])
 
 
-def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Path) -> None:
+def test_each_message_is_in_one_partition(tmp_path: Path) -> None:
     fields = {"properties": {"n": {"type": "number"}}}
     plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.json, fields, ("n",))
     bodies = [b'{"n": NaN}', b'{"n": 0.0}', b'{"n": -0.0}', b"{}"]
@@ -583,7 +583,7 @@ def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_delta", [False, True])
-def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
+def test_an_archive_is_converted_once_and_skipped_files_are_reported(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = {"properties": {"n": {"type": "integer"}}}

@@ -19,7 +19,12 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.spark.failures import last_lines
-from nsqtools.spark.session import environment, require_pyspark, session_log, spark_session
+from nsqtools.spark.session import (
+    environment_variables,
+    require_pyspark,
+    session_log,
+    spark_session,
+)
 from nsqtools.spark.spark_settings import (
     SparkSettings,
     default_log_file,
@@ -73,7 +78,7 @@ def test_a_log4j_file_of_the_users_counts_and_variables_are_put_back(
     monkeypatch.setenv("NSQ_A", "before")
     monkeypatch.delenv("NSQ_B", raising=False)
 
-    with environment({"NSQ_A": None, "NSQ_B": "inside"}):
+    with environment_variables({"NSQ_A": None, "NSQ_B": "inside"}):
         assert ("NSQ_A" in os.environ, os.environ["NSQ_B"]) == (False, "inside")
 
     assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)

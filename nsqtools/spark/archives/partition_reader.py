@@ -18,7 +18,7 @@ import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.columns import (
-    BEGINNING,
+    LINE_PREFIX,
     Columns,
     bare_columns,
     exact_columns,
@@ -278,7 +278,7 @@ class _Reader:
     def _bodies(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
         bodies = split_lines(piece.text, self._delimiter)
         places = self._places(piece, bodies)
-        if BEGINNING in piece.text and any(map(MESSAGE.match, bodies)):
+        if LINE_PREFIX in piece.text and any(map(MESSAGE.match, bodies)):
             self._note(piece.pos, f"it has {AMONG_BODIES}")
             rows = [(b, p) for b, p in zip(bodies, places, strict=True) if not MESSAGE.match(b)]
             bodies, places = [body for body, _ in rows], [place for _, place in rows]

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from nsqtools.archive.catalog import REQUIRED_COLUMNS, day_range, missing_columns_error
 from nsqtools.archive.columns import filtered_columns
-from nsqtools.archive.delta import Partition
+from nsqtools.archive.delta import PartitionValues
 from nsqtools.archive.finding import Inputs, table_files
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
     min_partitions: int = 0
     """The least number of tasks for archives; 0 for the default of the format."""
 
-    def may_contain(self, partition: Partition) -> bool:
+    def may_contain(self, partition: PartitionValues) -> bool:
         """Return whether files of a partition may have selected messages."""
         topic, day = partition.get("topic"), partition.get("date")
         if self.topics and topic is not None and topic not in self.topics:
