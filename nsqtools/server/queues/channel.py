@@ -19,11 +19,16 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from random import randrange
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.http.loop_meter import free_in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.queues.message_buffer import BackendError, ChannelCallbacks, QueueBacklog
+from nsqtools.server.queues.message_buffer import (
+    BackendError,
+    ChannelCallbacks,
+    DiskHealth,
+    QueueBacklog,
+)
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
     ID_AT,
@@ -36,8 +41,10 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.client_connection import ClientConnection
+    from nsqtools.server.daemon_log import DaemonLog
+    from nsqtools.server.durable_store import DurableStore
     from nsqtools.server.negotiation import Negotiated
-    from nsqtools.server.queues.nsqd_queues import NsqdQueues
+    from nsqtools.server.options import NsqdOptions
 
 
 # The share of one consumer in a round of delivery. It bounds how long other consumers, and other
@@ -48,11 +55,30 @@ _SHARE_BYTES = 1 << 18
 _READ_RETRY_S = 1.0
 
 
+class QueueHost(Protocol):
+    """What topics and channels need of `NsqdQueues`, which imports them."""
+
+    options: NsqdOptions
+    loop: AbstractEventLoop
+    log: DaemonLog
+    health: DiskHealth
+    durable: DurableStore | None
+
+    def backlog(
+        self,
+        queue_name: str,
+        is_ephemeral: bool,
+        callbacks: ChannelCallbacks = ...,
+    ) -> QueueBacklog: ...
+    def channel_created(self, channel: Channel) -> None: ...
+    def channel_deleted(self, channel: Channel) -> None: ...
+
+
 class Channel:
     """One channel of a topic. ``on_idle`` is called when the last consumer has left."""
 
     def __init__(
-        self, topic_name: str, name: str, nsqd: NsqdQueues, on_idle: Callable[[Channel], None]
+        self, topic_name: str, name: str, nsqd: QueueHost, on_idle: Callable[[Channel], None]
     ) -> None:
         options = nsqd.options
         self.topic_name = topic_name

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from nsqtools.http.loop_meter import free_in_steps, in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.requests import Batches
-from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.channel import Channel, QueueHost
 from nsqtools.server.queues.message_buffer import BackendError, QueueBacklog, Undo, encoded
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
@@ -32,7 +32,6 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.durable_store import DurableStore
-    from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 # Messages of a backlog that one iteration of the loop copies. Clients wait for it.
 _STEP_COUNT = 1000
@@ -45,7 +44,7 @@ _RETRY_S = 1.0  # after the disk of a channel has failed
 class Topic:
     """One topic. ``started`` is set when its channels in the rest of the cluster exist here."""
 
-    def __init__(self, name: str, nsqd: NsqdQueues) -> None:
+    def __init__(self, name: str, nsqd: QueueHost) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
         self.backlog: QueueBacklog = nsqd.backlog(name, self.is_ephemeral)
