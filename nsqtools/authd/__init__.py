@@ -1,4 +1,4 @@
-"""The auth server of nsqd, and views of a cluster that are limited to what a user may see.
+"""The auth server of nsqd, and views of a cluster without topics that are hidden from a user.
 
 passwords     scrypt, remembered right answers, and waits after wrong ones
 users         the users file and the permissions in it (pure)

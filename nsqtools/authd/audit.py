@@ -37,7 +37,7 @@ class Audit:
     def record(
         self, request: str, result: str, client: Client, identity: Identity | None, peer: str
     ) -> None:
-        """Record what was decided about a request; ``peer`` is who sent it, nsqd or a client."""
+        """Record the decision about a request that ``peer``, an nsqd or a client, has sent."""
         self._counts[request, result] += 1
         if self._path is None:
             return

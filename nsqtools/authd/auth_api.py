@@ -1,4 +1,4 @@
-"""What nsqd asks for, over HTTP: ``/auth``, as its documentation describes it.
+"""``/auth`` over HTTP, which nsqd requests for each client, as its documentation describes.
 
     GET  /auth?remote_ip=...&tls=true&secret=...&common_name=...
     POST /auth   with the same as a form
@@ -45,7 +45,7 @@ NOT_AUTHORIZED = "NOT_AUTHORIZED"
 
 
 class AnswerSettings(NamedTuple):
-    """What each answer to nsqd has; ``{user}`` in the URL is replaced by the user."""
+    """Fields of each answer to nsqd; ``{user}`` in the URL is replaced by the name of the user."""
 
     ttl_s: int = 300
     identity_url: str = ""

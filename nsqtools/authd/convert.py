@@ -92,8 +92,8 @@ def _permissions(rows: list[_Row]) -> Iterator[str]:
 
 def _rows(text: str, name: str) -> Iterator[_Row]:
     reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
-    columns = [("tls_required" if each == "tls" else each) for each in reader.fieldnames or ()]
-    reader.fieldnames = columns  # its documentation says tls, its code tls_required
+    columns = ["tls_required" if name == "tls" else name for name in reader.fieldnames or ()]
+    reader.fieldnames = columns  # The column is tls in its documentation, tls_required in its code.
     if missing := [column for column in COLUMNS if column not in columns]:
         raise ConfigurationError(
             f"{name}: no column {missing[0]}", hint=f"pynsqauthd has {', '.join(COLUMNS)}."

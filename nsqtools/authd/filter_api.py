@@ -1,4 +1,4 @@
-"""The cluster over HTTP, limited to what the caller may see.
+"""The cluster over HTTP, without topics and channels that are hidden from the caller.
 
     /lookup /topics /channels /nodes    as nsqlookupd, of all nsqlookupd together
     /stats                              as nsqd, in JSON, the sum of all nsqd
@@ -159,14 +159,16 @@ class FilterApi:
     async def _topics(self, request: Request) -> Response:
         user = await self._user(request)
         answers = await self._upstream.lookupds("/topics")
-        names = {name for each in answers for name in visible_names(user, each.get("topics"))}
+        names = {name for answer in answers for name in visible_names(user, answer.get("topics"))}
         return json_response({"topics": sorted(names)})
 
     async def _channels(self, request: Request) -> Response:
         user, topic = await self._user_and_topic(request)
         answers = await self._upstream.lookupds("/channels", topic)
         names = {
-            name for each in answers for name in visible_names(user, each.get("channels"), topic)
+            name
+            for answer in answers
+            for name in visible_names(user, answer.get("channels"), topic)
         }
         return json_response({"channels": sorted(names)})
 
@@ -178,13 +180,13 @@ class FilterApi:
         user = await self._user(request)
         query = request.query()
         document = visible_stats(user, await self._upstream.nsqds())
-        if topic := query.get("topic"):
-            document["topics"] = [t for t in document["topics"] if t[TOPIC_NAME] == topic]
-        for each in document["topics"]:
+        if name := query.get("topic"):
+            document["topics"] = [t for t in document["topics"] if t[TOPIC_NAME] == name]
+        for topic in document["topics"]:
             if channel := query.get("channel"):
-                each["channels"] = [c for c in each["channels"] if c[CHANNEL_NAME] == channel]
+                topic["channels"] = [c for c in topic["channels"] if c[CHANNEL_NAME] == channel]
             if query.get("include_clients") == "false":
-                each["channels"] = [{**c, "clients": []} for c in each["channels"]]
+                topic["channels"] = [{**c, "clients": []} for c in topic["channels"]]
         return json_response(document)
 
     async def _metrics(self, request: Request) -> Response:
@@ -210,7 +212,7 @@ KEY_OF_FIGURE = {
     "timed_out": "timeout_count",
     "clients": "client_count",
 }
-"""What nsqd calls the figures of the metrics of `nsq web`."""
+"""Names in /stats of nsqd for the figures of the metrics of `nsq web`."""
 
 
 def _queue_metrics(document: Document) -> Iterator[Metric]:

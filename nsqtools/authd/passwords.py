@@ -1,4 +1,4 @@
-"""Passwords: their hashes by scrypt, and checks that slow down whoever guesses.
+"""Passwords: their hashes by scrypt, and checks that slow down guesses.
 
 A hash is ``scrypt$16384$8$1$SALT$HASH``, in base64. Checking one takes a tenth of a second of CPU
 time and 16 MB, on purpose. So a password that was right is remembered, as a keyed digest, until the
@@ -138,7 +138,7 @@ class PasswordChecker:
 
 
 def as_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a text is, None for a name. One of IPv4 in IPv6 is that of IPv4."""
+    """Return a text as an address, None for a name. IPv4 within IPv6 becomes IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The users file: who may publish to and subscribe to what. Pure.
+"""The users file: topics and channels that each user may publish to and subscribe to. Pure.
 
     [users.ann]
     tokens = ["sha256$9F86..."]         # of random tokens; any of them, or
@@ -20,7 +20,7 @@ common name, addresses, TLS. An entry without a secret needs only the conditions
 that fit a client, the first one counts.
 
 Patterns are Go's, and match whole names: nsqd gets them anchored. A user who may publish to a topic
-sees it with all of its channels. One who may subscribe sees the topic and these channels.
+sees it with all of its channels. A user who may subscribe sees the topic and these channels.
 
 Each error has the line of the file. TOML parsers do not keep lines, so `_find_line` looks for the
 words of the entry that is wrong.
@@ -55,7 +55,7 @@ def hash_token(token: str) -> str:
 
 
 class Client(NamedTuple):
-    """What nsqd reports about a client."""
+    """A client, as nsqd reports it."""
 
     address: str = ""
     tls: bool = False
@@ -130,7 +130,7 @@ class User:
 
     def grant_to_subscribe(self, topic: str, channel: str | None = None) -> Grant | None:
         """Return the grant that lets the user subscribe to a channel, or to any without one."""
-        grants = (each for each in self.grants if each.channels and each.topic.matches(topic))
+        grants = (grant for grant in self.grants if grant.channels and grant.topic.matches(topic))
         for grant in grants:
             if channel is None or any(pattern.matches(channel) for pattern in grant.channels):
                 return grant
@@ -299,8 +299,8 @@ def _as_switch(table: dict[str, Any], key: str) -> bool:
 def _as_list(table: dict[str, Any], key: str, kind: type) -> list[Any]:
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-        what = "texts" if kind is str else "tables"
-        raise _EntryError(f"{key} must be a list of {what}", key)
+        items = "texts" if kind is str else "tables"
+        raise _EntryError(f"{key} must be a list of {items}", key)
     return value
 
 

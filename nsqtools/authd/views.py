@@ -18,7 +18,7 @@ from nsqtools.http.http_api import load_json
 Document = dict[str, Any]
 
 NO_HTTP = {"http_port": 0}
-"""The HTTP port of an nsqd knows no users, so no node has one: /stats is that of the filter."""
+"""nsqd does not limit its HTTP port to users, so nodes have none: the filter serves /stats."""
 
 TOPIC_NAME, CHANNEL_NAME = "topic_name", "channel_name"
 
@@ -64,7 +64,7 @@ def _visible_registrations(user: User, node: Document) -> Iterator[tuple[str, bo
 
 
 def visible_stats(user: User, documents: Iterable[Document]) -> Document:
-    """Add up the /stats of several nsqd, as those of one."""
+    """Add up the /stats of several nsqd in one document."""
     documents = list(documents)
     facts = next(iter(documents), {})
     topics = _joined(_visible_topics(user, documents), TOPIC_NAME)

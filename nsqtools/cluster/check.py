@@ -153,7 +153,7 @@ def run_check(
     evidence = _collect(cluster, state, selection, window_s, bounds, topology, services, stopped)
     problems = [problem for detector in DETECTORS for problem in detector(evidence)]
     # A channel that a topology names is reported once, as lacking.
-    lacking = {(each.topic, each.channel) for each in problems if each.fault is Fault.LACKING}
+    lacking = {problem.queue for problem in problems if problem.fault is Fault.LACKING}
     problems = [
         problem
         for problem in problems
@@ -409,7 +409,7 @@ def _next_state(evidence: Evidence, problems: Iterable[Problem]) -> CheckState:
     }
     return CheckState(
         nsqds={**state.nsqds, **sample.started},
-        problems={each.key: state.problems.get(each.key, sample.time_s) for each in problems},
+        problems={p.key: state.problems.get(p.key, sample.time_s) for p in problems},
         time_s=sample.time_s,
         counts=evidence.counts or state.counts,
         asked=sorted(evidence.answered.union(state.asked)),

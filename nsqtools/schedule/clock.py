@@ -1,7 +1,7 @@
 """The wall clock, with jumps noticed: entries are due by the wall clock, which somebody may set.
 
 A jump back needs no care, because an occurrence that was published is not due again. A jump forward
-would publish everything that seems to be due, so after one of more than `JUMP_NS` nothing is due
+would publish everything that seems to be due, so after a jump of more than `JUMP_NS` nothing is due
 until it has lasted for `HOLD_NS`: a clock that was set by mistake is usually set back sooner.
 The monotonic clock, which nobody sets, shows the jump. It stands still while a machine is
 suspended, so a resume looks like a jump, and costs the same minute.

@@ -53,7 +53,7 @@ FORGET_EVERY_S = 600.0
 
 @dataclass
 class ScheduleCounts:
-    """What a scheduler has done since its start, and what it has."""
+    """Counts of a scheduler since its start, and of its entries."""
 
     requested: int = 0
     invalid: int = 0
@@ -135,9 +135,8 @@ class Scheduler:
                     self._take(batch)
                 self._publish_due()
                 self._maintain()
-            except (
-                OutputError
-            ) as error:  # a full disk, say: requests and entries stay where they are
+            except OutputError as error:
+                # The disk is full, for example. Requests and entries stay where they are.
                 self._postpone(str(error))
             self._on_round()
 
@@ -248,7 +247,7 @@ class Scheduler:
     # -- the rest ------------------------------------------------------------------------------
 
     def _maintain(self) -> None:
-        """Count the entries, and forget those that ended long ago, once in a while."""
+        """Count the entries, and forget old ended ones, once in a while."""
         now_s = time.monotonic()
         if now_s >= self._count_at_s:
             self._count_at_s = now_s + COUNT_EVERY_S

@@ -68,7 +68,7 @@ class Rank(NamedTuple):
 
 
 class StoredEntry(NamedTuple):
-    """An entry, and what became of it so far. ``entry.due_ns`` is 0 for one that was refused."""
+    """An entry with its publishes and its error. ``entry.due_ns`` is 0 after a refusal."""
 
     entry: Entry
     tries: int
@@ -76,7 +76,7 @@ class StoredEntry(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """What follows for an entry: a new due time, the end (None), or the error of a refusal."""
+    """The next state of an entry: a new due time, the end (None), or the error of a refusal."""
 
     entry: Entry
     due_ns: int | None = None
@@ -208,7 +208,7 @@ class ScheduleStore:
     # -- readers -------------------------------------------------------------------------------
 
     def counts(self) -> tuple[int, int]:
-        """Return the number of entries that wait, and of those that nsqd refused."""
+        """Return the number of entries that wait, and of entries that nsqd refused."""
         with self.translating_errors():
             conditions = "due_ns IS NOT NULL", "ended_ns IS NOT NULL AND error != ''"
             waiting, refused = (
