@@ -122,10 +122,10 @@ GONE = {
         f"nsq spark doctor takes no --{option}": "of use to the addresses alone"
         for option in NSQD_OF_DOCTOR.split()
     },
-    **{f"nsq nsqd takes no -{flag}": instead for flag, instead in go_flags.GONE.items()},
+    **{f"nsq nsqd takes no -{flag}": instead for flag, instead in go_flags.REMOVED_FLAGS.items()},
     **{
         what.replace(" --", " takes no --") if " --" in what else f"{what} is gone": instead
-        for what, instead in registry.GONE.items()
+        for what, instead in registry.REMOVED.items()
         if not what.startswith("nsq to-exec")  # which no earlier version had
     },
 }
