@@ -73,30 +73,40 @@ def by_node(document: dict[str, Any]) -> dict[str, Any]:
     return {part["node"]: part for part in document["nodes"]}
 
 
-def test_answers_and_errors_are_those_of_nsqadmin(side: Side, console: MakeConsole) -> None:
-    for path in ("/api/topics", "/api/topics?inactive=true", "/api/nodes", "/api/counter"):
-        theirs, ours = side.both(path)
-        assert (theirs.status, ours.status) == (200, 200), path
-        for header in ("content-type", "x-nsq-content-type"):
-            assert ours.headers[header] == theirs.headers[header]
-        expected, found = theirs.json(), ours.json()
-        for document in (expected, found):
-            for node in document.get("nodes", ()):
-                node["topics"].sort(key=lambda each: each["topic"])
-            if "nodes" in document:
-                document["nodes"].sort(key=lambda each: each["http_port"])
-        assert found == expected, path
+def documents(side: Side, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answers of nsqadmin and of ours, without what goes on and without a certain order."""
+    theirs, ours = side.both(path)
+    assert (theirs.status, ours.status) == (200, 200), path
+    for header in ("content-type", "x-nsq-content-type"):
+        assert ours.headers[header] == theirs.headers[header]
+    expected, document = theirs.json(), ours.json()
+    for answer in (expected, document):
+        if path == "/api/nodes":
+            answer["nodes"].sort(key=lambda node: node["http_port"])
+            for node in answer["nodes"]:
+                node["topics"].sort(key=lambda topic: topic["topic"])
+    return expected, document
 
-    for name in (nsqd.http_address for nsqd in side.nsqds):
-        theirs, ours = side.both(f"/api/nodes/{name}")
-        expected, found = theirs.json(), ours.json()
-        for document in (expected, found):
-            for topic in document["topics"]:
-                for client in (each for c in topic["channels"] for each in c["clients"]):
-                    client.pop("connected")  # goes on
-        assert found == expected
 
-    # without nsqlookupd the nsqd are asked
+@pytest.mark.parametrize(
+    "path", ["/api/topics", "/api/topics?inactive=true", "/api/nodes", "/api/counter"]
+)
+def test_lists_are_those_of_nsqadmin(side: Side, path: str) -> None:
+    expected, document = documents(side, path)
+    assert document == expected
+
+
+def test_a_node_is_that_of_nsqadmin(side: Side) -> None:
+    for nsqd in side.nsqds:
+        expected, document = documents(side, f"/api/nodes/{nsqd.http_address}")
+        for answer in (expected, document):
+            channels = [channel for topic in answer["topics"] for channel in topic["channels"]]
+            for client in [client for channel in channels for client in channel["clients"]]:
+                del client["connected"]
+        assert document == expected
+
+
+def test_without_nsqlookupd_the_nsqd_are_asked(side: Side, console: MakeConsole) -> None:
     alone = console(*(f"--nsqd-http-address={nsqd.http_address}" for nsqd in side.nsqds))
     assert alone.get("/api/topics").json()["topics"] == ["clicks", "orders"]
     nodes = alone.get("/api/nodes").json()["nodes"]
@@ -104,42 +114,42 @@ def test_answers_and_errors_are_those_of_nsqadmin(side: Side, console: MakeConso
     ports = {nsqd.tcp_address.rpartition(":")[2] for nsqd in side.nsqds}
     assert {str(node["tcp_port"]) for node in nodes} == ports
 
-    # a channel
-    theirs, ours = side.both("/api/topics/orders/billing")
-    expected, found = theirs.json(), ours.json()
-    for document in (expected, found):
-        first = by_node(document)[side.nsqds[0].http_address]
-        for client in (*document["clients"], *first["clients"]):
+
+def test_a_channel_is_that_of_nsqadmin(side: Side) -> None:
+    expected, document = documents(side, "/api/topics/orders/billing")
+    for answer in (expected, document):
+        first = by_node(answer)[side.nsqds[0].http_address]
+        for client in (*answer["clients"], *first["clients"]):
             assert client.pop("connected") % 1_000_000_000 == 0
-    assert by_node(found) == by_node(expected)
-    # the smallest is that of the last nsqd there, and the smallest that was measured here
-    for document in (expected, found):
-        for percentile in document["e2e_processing_latency"]["percentiles"]:
+    assert by_node(document) == by_node(expected)
+    # The smallest is that of the last nsqd there, and the smallest that was measured here.
+    for answer in (expected, document):
+        for percentile in answer["e2e_processing_latency"]["percentiles"]:
             del percentile["min"]
-    del expected["nodes"], found["nodes"]
-    assert found == expected
+    del expected["nodes"], document["nodes"]
+    assert document == expected
 
-    # a topic has its sums, and keeps the nsqd apart
-    theirs, ours = side.both("/api/topics/orders")
-    expected, found = theirs.json(), ours.json()
 
-    assert found.keys() == expected.keys()
+def test_a_topic_has_the_sums_of_nsqadmin_and_each_nsqd_its_own_numbers(side: Side) -> None:
+    expected, document = documents(side, "/api/topics/orders")
+    assert document.keys() == expected.keys()
     for key in ("node", "depth", "memory_depth", "backend_depth", "message_count", "paused"):
-        assert found[key] == expected[key]
-    [theirs_channel], [our_channel] = expected["channels"], found["channels"]
-    assert our_channel.keys() == theirs_channel.keys()
-    counts = [key for key, value in theirs_channel.items() if isinstance(value, int)]
-    assert {key: our_channel[key] for key in counts} == {key: theirs_channel[key] for key in counts}
-    assert set(by_node(our_channel)) == {nsqd.http_address for nsqd in side.nsqds}
+        assert document[key] == expected[key]
+    [theirs], [ours] = expected["channels"], document["channels"]
+    assert ours.keys() == theirs.keys()
+    counts = [key for key, value in theirs.items() if isinstance(value, int)]
+    assert {key: ours[key] for key in counts} == {key: theirs[key] for key in counts}
+    assert set(by_node(ours)) == {nsqd.http_address for nsqd in side.nsqds}
     for nsqd in side.nsqds:
-        [alone] = by_node(found)[nsqd.http_address]["channels"]
-        assert alone["depth"] == nsqd.depth("orders", "billing")
+        [channel] = by_node(document)[nsqd.http_address]["channels"]
+        assert channel["depth"] == nsqd.depth("orders", "billing")
+    expected, document = documents(side, "/api/topics/clicks")
+    assert by_node(document) == by_node(expected)
 
-    theirs, ours = side.both("/api/topics/clicks")
-    assert by_node(ours.json()) == by_node(theirs.json())
 
-    # what is wrong
-    same = [
+def test_errors_are_those_of_nsqadmin(side: Side) -> None:
+    node = side.nsqds[0].http_address
+    for path, method, body in [
         ("/api/nothing", "GET", None),
         ("/api/topics/orders", "PUT", None),
         ("/api/nodes/nowhere:1", "GET", None),
@@ -149,14 +159,15 @@ def test_answers_and_errors_are_those_of_nsqadmin(side: Side, console: MakeConso
         ("/api/topics", "POST", '{"topic":"a","channel":"a b"}'),
         ("/api/topics/orders", "POST", "{}"),
         ("/api/topics/orders", "POST", '{"action":"explode"}'),
-        (f"/api/nodes/{side.nsqds[0].http_address}", "DELETE", "x"),
-        (f"/api/nodes/{side.nsqds[0].http_address}", "DELETE", "{}"),
+        (f"/api/nodes/{node}", "DELETE", "x"),
+        (f"/api/nodes/{node}", "DELETE", "{}"),
         ("/ping", "GET", None),
-    ]
-    for path, method, body in same:
+    ]:
         theirs, ours = side.both(path, method, body)
         assert (ours.status, ours.text) == (theirs.status, theirs.text), path
-    # ours are clearer here, on purpose
+
+
+def test_an_unknown_topic_or_channel_is_404(side: Side) -> None:
     for path, code in [
         ("/api/topics/nothing", "TOPIC_NOT_FOUND"),
         ("/api/topics/orders/nothing", "CHANNEL_NOT_FOUND"),
@@ -164,6 +175,9 @@ def test_answers_and_errors_are_those_of_nsqadmin(side: Side, console: MakeConso
         for method, body in (("GET", None), ("POST", '{"action":"pause"}'), ("DELETE", None)):
             answer = ask(side.console.url + path, method, body=body)
             assert (answer.status, answer.json()) == (404, {"message": code}), (path, method)
+
+
+def test_a_topic_that_only_nsqlookupd_knows_has_zeros(side: Side) -> None:
     planned = side.console.get("/api/topics/planned").json()
     assert (planned["depth"], planned["nodes"]) == (0, [])
 
