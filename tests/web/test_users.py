@@ -104,9 +104,8 @@ def test_a_hidden_topic_answers_as_one_that_does_not_exist(served: Console) -> N
         assert hidden.text.replace("payroll", "missing") == missing.text
 
 
-@pytest.mark.parametrize(
-    ("user", "method", "path", "body", "status"),
-    [
+def test_a_user_changes_only_what_the_file_allows(served: Console) -> None:
+    for user, method, path, body, status in [
         ("ann", "POST", "/api/topics/orders.eu", '{"action": "pause"}', 200),
         ("ann", "POST", "/api/topics", '{"topic": "orders.new", "channel": "c"}', 200),
         ("ann", "POST", "/api/topics", '{"topic": "payroll"}', 403),
@@ -115,12 +114,8 @@ def test_a_hidden_topic_answers_as_one_that_does_not_exist(served: Console) -> N
         ("bob", "POST", "/api/topics/orders.eu/billing", '{"action": "empty"}', 403),
         ("bob", "POST", "/api/topics/orders.eu", '{"action": "pause"}', 403),
         ("bob", "DELETE", "/api/topics/orders.eu", None, 403),
-    ],
-)
-def test_a_user_changes_only_what_the_file_allows(
-    served: Console, user: str, method: str, path: str, body: str | None, status: int
-) -> None:
-    assert look(served, user, path, method, body=body).status == status
+    ]:
+        assert look(served, user, path, method, body=body).status == status, (user, method, path)
 
 
 def test_a_form_for_a_change_that_is_not_allowed_shows_no_plan(served: Console) -> None:
