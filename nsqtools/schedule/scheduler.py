@@ -47,7 +47,7 @@ LATE_S = 30.0
 thousand a second, so a scheduler that stays late has more to do than it can."""
 
 INVALID_DELAY_S = 600.0  # somebody has to look at the message, and the warning repeats until then
-COUNT_EVERY_S = 5.0  # a million entries take 20 ms to count
+COUNT_EVERY_S = 5.0  # a million entries take 20 ms to count, by an index
 FORGET_EVERY_S = 600.0
 
 

@@ -53,6 +53,7 @@ CREATE TABLE entries (
 );
 CREATE INDEX entries_by_due ON entries (due_ns) WHERE due_ns IS NOT NULL;
 CREATE INDEX entries_by_end ON entries (ended_ns) WHERE ended_ns IS NOT NULL AND error = '';
+CREATE INDEX refused_entries ON entries (ended_ns) WHERE ended_ns IS NOT NULL AND error != '';
 PRAGMA user_version = {VERSION};
 """
 

@@ -370,5 +370,6 @@ def test_metrics_count_entries_and_publishes(
             and metrics().get("nsq_schedule_entries") == 1
         ),
         what="one is published and one waits",
+        timeout_s=20,  # entries are counted every five seconds
     )
     assert metrics()["nsq_schedule_requests_total"] == 2
