@@ -21,7 +21,6 @@ function runs on one).
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -36,14 +35,13 @@ from weakref import WeakSet
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from nsqtools.authd.audit import AuditFile
 from nsqtools.authd.passwords import TooManyFailures
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import Action, AdminPlan, Step, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.durable import append_whole
-from nsqtools.files.opening import open_to_append
 from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.text import counted, escape_line, go_json
@@ -108,33 +106,21 @@ class RequestOrigin(NamedTuple):
 
 
 class AuditLog:
-    """The audit log in a file, or none. Thread-safe. Raises `OutputError` if it is not writable."""
+    """The lines of ``--audit-log``. Raises `OutputError` when the file cannot be written."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._append("")
+        self._file = AuditFile(path)
 
     def write(self, state: str, action: str, origin: RequestOrigin, **fields: Any) -> None:
         """Write a line about a change, or about the reading of messages."""
-        document = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "state": state,
-            "action": action,
-            "user": origin.user or None,
-            "remote": origin.remote,
-            "user_agent": origin.user_agent,
+        self._file.write(
+            state=state,
+            action=action,
+            user=origin.user or None,
+            remote=origin.remote,
+            user_agent=origin.user_agent,
             **fields,
-        }
-        self._append(json.dumps(document) + "\n")
-
-    def _append(self, line: str) -> None:
-        if self._path is None:
-            return
-        try:
-            with open_to_append(self._path) as file:
-                append_whole(file.fileno(), line.encode(), is_durable=False)
-        except OSError as exc:
-            raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
+        )
 
 
 class Notifier:

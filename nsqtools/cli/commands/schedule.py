@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ConsumerConnection, ProducerConnection
-from nsqtools.cli.options.params import MONITORING
+from nsqtools.cli.options.params import ListenHTTP
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ListingForm, write_json, write_records
@@ -39,11 +39,7 @@ def serve(
     dead_letter_file: Path | None = opt(
         "FILE", "Append refused messages to this file, for nsq redrive.", DELIVERY
     ),
-    listen_http: str | None = opt(
-        "[HOST:]PORT",
-        "Serve /metrics for Prometheus and /health, on loopback by default.",
-        MONITORING,
-    ),
+    listen_http: ListenHTTP = None,
     *,
     connection: ConsumerConnection,
     runtime: Session,

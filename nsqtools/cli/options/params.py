@@ -99,6 +99,14 @@ Delimiter = Annotated[
     bytes | None, opt("--delimiter -d TEXT", BODIES_END, parser=parse_delimiter, show_default="\\n")
 ]
 
+ListenHTTP = Annotated[
+    str | None,
+    opt(
+        "[HOST:]PORT",
+        "Serve /metrics for Prometheus and /health, on loopback by default.",
+        MONITORING,
+    ),
+]
 Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
 
 

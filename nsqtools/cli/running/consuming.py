@@ -19,6 +19,7 @@ from nsqtools.cli.options.params import (
     ExitIdle,
     For,
     Json,
+    ListenHTTP,
     OptionalTopics,
 )
 from nsqtools.cli.parsing.binding import OptionSet, opt
@@ -74,11 +75,7 @@ class Consuming(OptionSet):
     metrics_file: Path | None = opt(
         "FILE", "Write counts to this file, as Prometheus text.", MONITORING
     )
-    listen_http: str | None = opt(
-        "[HOST:]PORT",
-        "Serve /metrics for Prometheus and /health, on loopback by default.",
-        MONITORING,
-    )
+    listen_http: ListenHTTP = None
     limits: StopLimits
     create: Create = False
     json: Json = False
