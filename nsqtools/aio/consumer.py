@@ -78,7 +78,7 @@ class Consumer(ConsumerCore):
     """
 
     _new_backlog = _LoopBacklog
-    backlog: _LoopBacklog
+    _backlog: _LoopBacklog
     # The batch that the tasks share. Messages from `_reached` to `_count` are not handed out yet.
     _shared: Batch
     _in_flight: Mapping[bytes, Message]
@@ -95,7 +95,7 @@ class Consumer(ConsumerCore):
         succeeded; otherwise failures are logged and retried.
         """
         with self._life:  # several threads may each have a loop
-            self.backlog.serve(claim_running_loop(self.backlog.loop, self))
+            self._backlog.serve(claim_running_loop(self._backlog.loop, self))
         if fail_fast:
             await asyncio.to_thread(self._begin, fail_fast=True)
         else:
@@ -194,8 +194,8 @@ class Consumer(ConsumerCore):
         self._check_size(size, within_s)
         await self.start()
         worker = Worker(has_batch=True)
-        self.gather(worker, size)
-        self.backlog.workers.add(worker)
+        self._gather(worker, size)
+        self._backlog.workers.add(worker)
         try:
             while True:
                 collector = BatchCollector(self, size, within_s, None)
@@ -213,22 +213,22 @@ class Consumer(ConsumerCore):
                     yield batch
                 worker.taken = ()
         finally:
-            self.backlog.workers.discard(worker)
-            self.gather(worker, 0)
+            self._backlog.workers.discard(worker)
+            self._gather(worker, 0)
 
     async def _take_in(self, wait_s: float | None, max_messages: int) -> list[Batch] | None:
         """Take batches within ``wait_s``, like `_take`, without blocking the event loop."""
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         while True:
-            is_delivered = self.is_delivered  # read before the backlog
-            self.backlog.prepare_wait()
+            is_delivered = self._is_delivered  # read before the backlog
+            self._backlog.prepare_wait()
             batches = self._take(0, max_messages, several=True)
             if batches or is_delivered or wait_s == 0:
                 return batches
             try:
                 # Until a fixed time: another task may take the entry that wakes this one.
                 async with asyncio.timeout_at(until):
-                    await self.backlog.wait()
+                    await self._backlog.wait()
             except TimeoutError:
                 return None
 
@@ -253,7 +253,7 @@ class Consumer(ConsumerCore):
     def _take_remainder(self) -> Batch | None:
         """Return the messages of the shared batch that were not handed out, and forget it."""
         reached, count, self._count = self._reached, self._count, 0
-        return Batch(self._shared.source, self._shared[reached:]) if reached < count else None
+        return Batch(self._shared._source, self._shared[reached:]) if reached < count else None
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Consumer", "<aio.Consumer")
@@ -265,10 +265,10 @@ class _Loop:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._worker = Worker()
-        consumer.backlog.workers.add(self._worker)
+        consumer._backlog.workers.add(self._worker)
 
     def __del__(self) -> None:
-        self._consumer.backlog.workers.discard(self._worker)
+        self._consumer._backlog.workers.discard(self._worker)
 
     def __aiter__(self) -> Self:
         return self
@@ -278,7 +278,7 @@ class _Loop:
         while True:
             # Fetched messages belong to the event loop that fetched them, so another loop is
             # refused before it gets one. That costs each message one call.
-            if consumer.backlog.loop is not asyncio.get_running_loop():
+            if consumer._backlog.loop is not asyncio.get_running_loop():
                 await consumer.start()
             # This runs for every message, so it reads attributes and makes no calls.
             while (reached := consumer._reached) < consumer._count and (
@@ -294,15 +294,15 @@ class _Loop:
                 consumer._return_remainder()
                 await asyncio.sleep(0)
                 continue
-            is_delivered = consumer.is_delivered  # read before the backlog
-            consumer.backlog.prepare_wait()
+            is_delivered = consumer._is_delivered  # read before the backlog
+            consumer._backlog.prepare_wait()
             if batches := consumer._take(0, consumer._share):
                 consumer._shared = batches[0]
-                consumer._in_flight = consumer._shared.source.in_flight
+                consumer._in_flight = consumer._shared._source.in_flight
                 consumer._count, consumer._reached = len(consumer._shared), 0
                 consumer._taken_at = time.monotonic()
                 consumer._until = consumer._taken_at + 2 * TARGET_HOLD_S
             elif is_delivered:
                 raise StopAsyncIteration
             else:
-                await consumer.backlog.wait()
+                await consumer._backlog.wait()

@@ -68,7 +68,7 @@ class Producer(ProducerCore):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop(self.patience_s)
+        await self.stop(self._patience_s)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for outstanding publishes, then close; return whether all settled in time."""
@@ -113,7 +113,7 @@ class Producer(ProducerCore):
 
         ``outcomes`` of the error has the result of each: see `nsqtools.Producer.publish_many`.
         """
-        parts = self.checked_parts(bodies)
+        parts = self._checked_parts(bodies)
         publishes = [self._publish(topic, part, None, timeout_s) for part in parts]
         errors: list[PublishError | None] = []
         for result in await asyncio.gather(*publishes, return_exceptions=True):
@@ -146,7 +146,7 @@ class Producer(ProducerCore):
             self._outcomes[publication] = outcome
 
         # Without room `_submit` would block the event loop.
-        if self.has_room and not self._waiting:
+        if self._has_room and not self._waiting:
             begin()
             await outcome
             return
@@ -165,7 +165,7 @@ class Producer(ProducerCore):
         self._call_soon(self._begin_waiting)
 
     def _begin_waiting(self) -> None:
-        while self._waiting and self.has_room:
+        while self._waiting and self._has_room:
             outcome = next(iter(self._waiting))
             begin = self._waiting.pop(outcome)
             try:

@@ -391,7 +391,7 @@ class Archiver:
             self._archivers[topic].stop()
         for topic in self._nsqd.keys() & self._archivers.keys():
             if self._nsqd[topic] - previous.get(topic, set()):
-                self._archivers[topic].consumer.look_up_soon()
+                self._archivers[topic].consumer._look_up_soon()
         absent = current - self._archivers.keys() - self._abandoned
         if absent.difference(self._waiting) or now >= self._retry_at:
             self._retry_at = now + RETRY_S

@@ -99,7 +99,7 @@ class TopicArchiver:
         self._backlog = Backlog(on_entry=self._task.soon)
         self.consumer = make_consumer(self._backlog)
         # One batch for all of max_in_flight, so that its FINs leave together.
-        self.consumer.gather(0, max_in_flight)
+        self.consumer._gather(0, max_in_flight)
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
@@ -149,7 +149,7 @@ class TopicArchiver:
         is_busy = self._is_paused or self.writer.held_count or self.last_error
         if is_busy or not self.consumer.connections or self.last_message_s > since:
             return False
-        return self.consumer.had_turns(self.last_message_s)
+        return self.consumer._had_turns(self.last_message_s)
 
     # -- the task -------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class TopicArchiver:
         self.last_message_s = time.monotonic()
         room = self._quota.take(len(batch))
         if room < len(batch):
-            Batch(batch.source, batch[room:]).requeue(0, backoff=False)
-            batch = Batch(batch.source, batch[:room])
+            Batch(batch._source, batch[room:]).requeue(0, backoff=False)
+            batch = Batch(batch._source, batch[:room])
         if not batch:
             return
         if not self.writer.held_count:
@@ -245,7 +245,7 @@ class TopicArchiver:
 
     def _touch_interval_s(self) -> float:
         """Half of the shortest msg_timeout of the unflushed messages."""
-        return min(batch.source.msg_timeout_s for batch in self.writer.held_batches()) / 2
+        return min(batch._source.msg_timeout_s for batch in self.writer.held_batches()) / 2
 
     def _attempt(self, write: Callable[[], None], granted: int = 0) -> None:
         """Call ``write``, which may fail; return the untaken part of ``granted`` to the quota."""

@@ -157,7 +157,7 @@ class FileSet:
         for file in self.unflushed():
             for held_batch in file.batches:
                 if held_batch.nsqd == batch.nsqd and any(m.id == message.id for m in held_batch):
-                    file.adopted.append(Batch(batch.source, [message]))
+                    file.adopted.append(Batch(batch._source, [message]))
                     return True
         return False
 
@@ -416,7 +416,7 @@ class TopicWriter:
             stem = self._files.stem(now_s, message.timestamp_ns / NS)
             stems.setdefault(stem, []).append(message)
         for stem, messages in stems.items():
-            yield stem, Batch(batch.source, messages)
+            yield stem, Batch(batch._source, messages)
 
     # -- redelivered messages -------------------------------------------------------------------
 
@@ -424,8 +424,8 @@ class TopicWriter:
         """Retain recent identities after a new connection, because FINs may be lost with the old
         one."""
         previous = self._sources.get(batch.nsqd)
-        if previous is not batch.source:
-            self._sources[batch.nsqd] = batch.source
+        if previous is not batch._source:
+            self._sources[batch.nsqd] = batch._source
             if previous is not None:
                 self._retain_ids()
 
@@ -449,7 +449,7 @@ class TopicWriter:
             self.totals.already_written += 1
             if not self._files.adopt(batch, message):
                 message.finish()
-        return Batch(batch.source, fresh)
+        return Batch(batch._source, fresh)
 
     # -- flushing -------------------------------------------------------------------------------
 

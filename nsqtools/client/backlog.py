@@ -322,7 +322,7 @@ class Backlog:
         try:
             for entry in list(owner.waiting):
                 for batch in entry.batches:
-                    if batch.source is source:
+                    if batch._source is source:
                         matches = {m.id for m in batch if ids is None or m.id in ids}
                         dropped |= matches
                         batch[:] = [message for message in batch if message.id not in matches]
@@ -344,7 +344,7 @@ def _move_batches(source: list[Batch], target: list[Batch], room: int, *, severa
     for batch in source:
         if len(batch) > room:
             if not target:
-                target.append(Batch(batch.source, batch[:room]))
+                target.append(Batch(batch._source, batch[:room]))
                 del batch[:room]
             room = 0
             break
@@ -410,7 +410,7 @@ class Quarantine:
 
 
 def _has_expired(batch: Batch, now: float) -> bool:
-    return now - batch[0].received_at > EXPIRED_SHARE * batch.source.msg_timeout_s
+    return now - batch[0].received_at > EXPIRED_SHARE * batch._source.msg_timeout_s
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ from nsqtools.client.connection_settings import ConnectionSettings, check_can_co
 from nsqtools.client.consumer_io import ConsumerIO, SubscribeCheck
 from nsqtools.client.dead_letters import GivingUp, Policy
 from nsqtools.client.discovery import Discovery
+from nsqtools.client.former_names import former_names
 from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count, check_is_sync
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.message import (
@@ -106,6 +107,16 @@ ABORT_S = 2.0  # for nsqd to accept the requeues after the second signal
 EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
+@former_names(
+    "backlog",
+    "gather",
+    "had_turns",
+    "has_tried_all",
+    "is_delivered",
+    "look_before_subscribing",
+    "look_up_soon",
+    "raise_failure",
+)
 class ConsumerCore:
     """The common part of the consumers for threads and asyncio: everything except waiting."""
 
@@ -144,7 +155,7 @@ class ConsumerCore:
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used
-        self.backlog = _backlog if _backlog is not None else self._new_backlog()
+        self._backlog = _backlog if _backlog is not None else self._new_backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         discoveries = {
             topic: Discovery(urls, topic, self.options, address_map, looked_up=_looked_up)
@@ -157,7 +168,7 @@ class ConsumerCore:
             channel,
             list(map(parse_address, nsqd_tcp_addresses)),
             self.options,
-            backlog=self.backlog,
+            backlog=self._backlog,
             attempts=Attempts(self._giving_up.max_attempts, keeps=self._giving_up.keeps),
             give_up=self._give_up,
             check_subscribe=lambda topic, nsqd: self._subscribe_check(topic, nsqd),
@@ -172,7 +183,7 @@ class ConsumerCore:
         self._process = os.getpid()
         self._is_started = False
         self._is_stopping = False
-        self.is_delivered = False  # no further message will be delivered
+        self._is_delivered = False  # no further message will be delivered
         self._drains = True  # until a stop without ``drain``
         self._workers: dict[int, Worker] = {}  # by thread
         self._batch_sizes: dict[object, int] = {}  # by loop
@@ -190,7 +201,7 @@ class ConsumerCore:
             if not self._is_started:
                 self._io.start(defer_warnings=fail_fast)
                 self._is_started = True
-                if self.is_delivered:  # a signal handler has stopped it before its start
+                if self._is_delivered:  # a signal handler has stopped it before its start
                     self.begin_stop(drain=self._drains)
                 _started.add(self)
                 call_at_end_of_child(_stop_consumers)
@@ -212,8 +223,8 @@ class ConsumerCore:
         with self._life:
             self._drains = drain and (self._drains or not self._is_stopping)
             if not self._is_started and not self._is_stopping:
-                self.is_delivered = True
-                self.backlog.put(Stopped(self))
+                self._is_delivered = True
+                self._backlog.put(Stopped(self))
             self._is_stopping = True
             if self._is_started:
                 self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
@@ -249,14 +260,14 @@ class ConsumerCore:
 
     def _end_deliveries(self) -> None:
         """Put the `Stopped` entry behind the last messages (on the I/O thread)."""
-        if self.is_delivered:  # it may be called repeatedly
+        if self._is_delivered:  # it may be called repeatedly
             return
         if not self._drains:
-            for batch in self.backlog.withdraw(self._io.delivery):
+            for batch in self._backlog.withdraw(self._io.delivery):
                 requeue_undelivered(batch)
         self._io.delivery.end_quarantine()
-        self.is_delivered = True
-        self.backlog.put(Stopped(self))
+        self._is_delivered = True
+        self._backlog.put(Stopped(self))
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -273,12 +284,12 @@ class ConsumerCore:
             self._io.loop.wake()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            entry = self.backlog.get_batches(until, limit, several=several)
+            entry = self._backlog.get_batches(until, limit, several=several)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
-                self.backlog.put(entry)  # for the other threads
-                self.raise_failure()
+                self._backlog.put(entry)  # for the other threads
+                self._raise_failure()
                 return None
             assert isinstance(entry, list)
             if self._drains:
@@ -297,7 +308,7 @@ class ConsumerCore:
         finally:
             worker.taken, worker.has_batch = previous
 
-    def raise_failure(self) -> None:
+    def _raise_failure(self) -> None:
         """Raise ``RuntimeError`` if a defect has ended the consumer."""
         if self._io.loop.failure is not None:
             raise RuntimeError("the I/O thread failed") from self._io.loop.failure
@@ -314,7 +325,7 @@ class ConsumerCore:
                 hint=f"Give options=ClientOptions(max_in_flight={2 * size}).",
             )
 
-    def gather(self, who: object, size: int) -> None:
+    def _gather(self, who: object, size: int) -> None:
         """Announce that the loop ``who`` answers ``size`` messages together from now on.
 
         So many are allowed in flight immediately; 0 withdraws the announcement.
@@ -328,11 +339,11 @@ class ConsumerCore:
     def _begin_work(self, worker: Worker) -> Worker:
         worker.thread = threading.get_ident()
         self._workers[worker.thread] = worker
-        self.backlog.workers.add(worker)
+        self._backlog.workers.add(worker)
         return worker
 
     def _end_work(self, worker: Worker) -> None:
-        self.backlog.workers.discard(worker)
+        self._backlog.workers.discard(worker)
         # Not the current thread: the garbage collector may end a dropped generator on any.
         self._workers.pop(worker.thread, None)
 
@@ -342,7 +353,7 @@ class ConsumerCore:
         nsqd bounds the total at its max_msg_timeout, 15 minutes unless set.
         """
         if self._auto_touches:
-            touch_when_due(self.backlog.at_work(), now)
+            touch_when_due(self._backlog.at_work(), now)
 
     def _put_back(self, batches: list[Batch]) -> None:
         """Return messages to the backlog that were taken but not handed out."""
@@ -351,7 +362,7 @@ class ConsumerCore:
             if batch[0].deadline < now:  # it waited behind a slow handler
                 self.stats.expired += requeue_undelivered(batch, in_time=False)
         if fresh := [batch for batch in batches if batch[0].deadline >= now]:
-            self.backlog.put(QueuedBatches(self._io.delivery, fresh), is_first=True)
+            self._backlog.put(QueuedBatches(self._io.delivery, fresh), is_first=True)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -361,11 +372,11 @@ class ConsumerCore:
             raise ConfigurationError("max_in_flight must not be negative")
         self._io.loop.call_soon(lambda: self._io.delivery.set_maximum(count))
 
-    def look_up_soon(self) -> None:
+    def _look_up_soon(self) -> None:
         """Look up nsqd within a few seconds, instead of after lookupd_poll_interval."""
         self._io.loop.call_soon(self._io.look_up_soon)
 
-    def look_before_subscribing(
+    def _look_before_subscribing(
         self, look: Callable[[str, Address], Callable[[], None] | None]
     ) -> None:
         """Call ``look`` with topic and nsqd before each attempt to subscribe there for the first
@@ -384,7 +395,7 @@ class ConsumerCore:
         """
         return self._io.rdy.is_starved
 
-    def had_turns(self, since: float) -> bool:
+    def _had_turns(self, since: float) -> bool:
         """Return whether each connected nsqd could have sent a message after the monotonic time
         ``since``.
 
@@ -394,7 +405,7 @@ class ConsumerCore:
         return self._io.rdy.could_have_delivered_since(since, self._io.now())
 
     @property
-    def has_tried_all(self) -> bool:
+    def _has_tried_all(self) -> bool:
         """Return whether each initial nsqd has been tried once."""
         return self._io.tried_all.is_set()
 
@@ -427,7 +438,7 @@ class ConsumerCore:
         )
 
     def _overdue(self) -> list[OverdueMessage]:
-        now, overdue = self._io.now(), list(self.backlog.overdue.items())
+        now, overdue = self._io.now(), list(self._backlog.overdue.items())
         return [
             OverdueMessage(
                 m.topic, m.nsqd, m.id.decode("ascii", "replace"), m.attempts, now - since
@@ -469,13 +480,13 @@ class BatchCollector:
         now, consumer = time.monotonic(), self._consumer
         is_full = self._is_full == [True]  # read before the backlog is checked below
         if batches:
-            first, source = batches[0][0], batches[0].source
+            first, source = batches[0][0], batches[0]._source
             latest = first.received_at + COLLECT_SHARE * source.msg_timeout_s
             self._complete_at = min(self._complete_at, now + self._within_s, latest)
             self.parts += batches
             self.room -= sum(map(len, batches))
             self._is_full = None
-        elif not self.parts or consumer.is_delivered or (is_full and consumer.backlog.is_empty):
+        elif not self.parts or consumer._is_delivered or (is_full and consumer._backlog.is_empty):
             return False
         elif self._is_full != []:
             self._is_full = self._ask_if_full()
@@ -610,7 +621,7 @@ class Consumer(ConsumerCore):
     ) -> Iterator[Batch]:
         self.start()
         worker = self._begin_work(Worker(has_batch=True))
-        self.gather(worker, size or 0)
+        self._gather(worker, size or 0)
         try:
             while True:
                 if size is None:
@@ -628,7 +639,7 @@ class Consumer(ConsumerCore):
                 worker.taken = ()
         finally:
             self._end_work(worker)
-            self.gather(worker, 0)
+            self._gather(worker, 0)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -638,7 +649,7 @@ class Consumer(ConsumerCore):
         """
         thread, now = threading.get_ident(), time.monotonic
         expect_finish = self._io.expect_finish
-        self.backlog.iterators.add(thread)
+        self._backlog.iterators.add(thread)
         self.start()
         share = 1
         worker = self._begin_work(Worker())
@@ -673,7 +684,7 @@ class Consumer(ConsumerCore):
         finally:
             expect_finish(False)
             self._end_work(worker)
-            self.backlog.iterators.discard(thread)
+            self._backlog.iterators.discard(thread)
 
     def run(
         self,

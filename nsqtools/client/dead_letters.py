@@ -59,7 +59,7 @@ class GivingUp:
         for message in batch:
             log.warning("giving up %r", message)
             if self._is_taken(message) or self._policy == "finish":
-                message.give_up()
+                message._give_up()
             elif self._dead_letters is not None:
                 self._publish(message, self._dead_letters)
             elif message.requeue():
@@ -77,7 +77,7 @@ class GivingUp:
     def _publish(self, message: Message, dead_letters: DeadLetters) -> None:
         def on_outcome(error: NsqError | None) -> None:
             if error is None:
-                message.give_up()
+                message._give_up()
                 return
             topic = dead_letters.topic
             log.warning("%r is requeued: publishing it to %s failed: %s", message, topic, error)

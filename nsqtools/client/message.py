@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterable
 from itertools import chain
 from typing import Literal, Protocol
 
+from nsqtools.client.former_names import former_names
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol import commands
 
@@ -68,6 +69,7 @@ class Answered(int):
 _YES, _NO = Answered(1), Answered(0)
 
 
+@former_names("give_up")
 class Message:
     """One delivery of a message, for threads and for asyncio.
 
@@ -148,7 +150,7 @@ class Message:
         self.received_at = time.monotonic()
         return _YES
 
-    def give_up(self) -> Answered:
+    def _give_up(self) -> Answered:
         """Finish the message unhandled: backoff does not count it as a success."""
         if not self._take():
             return _NO
@@ -180,41 +182,42 @@ def adopt_redelivery(message: Message, redelivery: Message) -> None:
     message._source = redelivery._source
 
 
+@former_names("source")
 class Batch(list[Message]):
     """Messages that arrived together from one nsqd. Answering them together costs one write."""
 
-    __slots__ = ("source",)
+    __slots__ = ("_source",)
 
     def __init__(self, source: MessageSource, messages: Iterable[Message]) -> None:
         # For a batch of one, a third of the cost of `list.__init__`.
         self += messages
-        self.source = source
+        self._source = source
 
     @property
     def topic(self) -> str:
-        return self.source.topic
+        return self._source.topic
 
     @property
     def nsqd(self) -> str:
         """The address of the nsqd that delivered them, ``host:port``."""
-        return self.source.nsqd
+        return self._source.nsqd
 
     def finish(self) -> Answered:
         """Finish every unanswered message; return their number."""
         ids = [message.id for message in self]
-        pop = self.source.in_flight.pop
+        pop = self._source.in_flight.pop
         popped = [pop(message_id, None) for message_id in ids]
         moved = 0
         if popped != self:  # some were answered one by one, or delivered again meanwhile
             ids = self._claimed_ids(popped)
             moved = self._finish_moved()
         if ids:
-            self.source.finish_many(ids)
+            self._source.finish_many(ids)
         return Answered(len(ids) + moved)
 
     def _finish_moved(self) -> int:
         """Finish messages that another connection has delivered again; return their number."""
-        return sum(message.finish() for message in self if message._source is not self.source)
+        return sum(message.finish() for message in self if message._source is not self._source)
 
     def _claimed_ids(self, popped: list[Message | None]) -> list[bytes]:
         """Return the ids of our messages, and put newer deliveries back in flight."""
@@ -223,7 +226,7 @@ class Batch(list[Message]):
             if popped_message is message:
                 ids.append(message.id)
             elif popped_message is not None:
-                self.source.in_flight[message.id] = popped_message
+                self._source.in_flight[message.id] = popped_message
         return ids
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> Answered:
@@ -238,8 +241,10 @@ class Gathered(Batch):
 
     def __init__(self, parts: list[Batch]) -> None:
         """``parts`` has at least one message."""
-        self._parts = [Batch(part.source, [m for m in part if not m.is_answered]) for part in parts]
-        super().__init__(parts[0].source, chain(*self._parts))
+        self._parts = [
+            Batch(part._source, [m for m in part if not m.is_answered]) for part in parts
+        ]
+        super().__init__(parts[0]._source, chain(*self._parts))
 
     def finish(self) -> Answered:
         """Finish every unanswered message; return their number."""
@@ -266,7 +271,7 @@ def batches_from(batches: list[Batch], start: int) -> list[Batch]:
     remaining = []
     for batch in batches:
         if start < len(batch):
-            remaining.append(Batch(batch.source, batch[start:]))
+            remaining.append(Batch(batch._source, batch[start:]))
         start = max(0, start - len(batch))
     return remaining
 
@@ -279,5 +284,5 @@ def requeue_undelivered(batch: Batch, *, in_time: bool = True) -> int:
     ids = [message.id for message in batch if message._take()]
     for message_id in ids:
         command = commands.requeue(message_id, 0) if in_time else b""
-        batch.source.answer(message_id, "undelivered", command)
+        batch._source.answer(message_id, "undelivered", command)
     return len(ids)

@@ -38,6 +38,7 @@ from nsqtools.client import outcomes
 from nsqtools.client.connection import tls_context
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.client.discovery import Discovery
+from nsqtools.client.former_names import former_names
 from nsqtools.client.io_loop import call_at_end_of_child, wait_until_released
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import PUBLISH_WINDOW_BYTES, ProducerIO, PublishPolicy
@@ -83,6 +84,7 @@ def _check_topic(topic: str) -> str:
         raise PublishInvalid(str(exc), hint=exc.hint) from None
 
 
+@former_names("checked_parts", "end_retries", "has_room", "patience_s", "split")
 class ProducerCore:
     """The common part of the producers for threads and asyncio: everything except waiting."""
 
@@ -188,7 +190,7 @@ class ProducerCore:
         return is_in_time
 
     @property
-    def patience_s(self) -> float:
+    def _patience_s(self) -> float:
         """The longest time in which a publish settles, and the limit of leaving a ``with``."""
         return self._policy.retry_timeout_s + self.options.publish_timeout_s
 
@@ -229,19 +231,19 @@ class ProducerCore:
         if _is_at_exit and not self._io.loop.is_own_thread:
             # `_stop_producers` has run, so nothing else would wait for this publish or log its
             # failure.
-            publication.result(self.patience_s)
+            publication.result(self._patience_s)
         return publication
 
     def _send(self, publication: PendingPublication) -> None:  # overridden by `FakeProducer`
         self._io.submit(publication)
 
-    def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
+    def _split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
         return in_groups(copy_bodies(bodies), len, self.options.publish_max_body_size)
 
-    def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
-        """Group bodies like `split`, and check all of them. Raises `PublishInvalid`."""
-        parts = list(self.split(bodies))
+    def _checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
+        """Group bodies like `_split`, and check all of them. Raises `PublishInvalid`."""
+        parts = list(self._split(bodies))
         if len(parts) > 1:  # a single part is checked by `submit`
             for part in parts:
                 check_bodies(list(map(len, part)), None, self.options)
@@ -257,7 +259,7 @@ class ProducerCore:
         """The number of messages that were sent again although nsqd may have had them."""
         return self._io.repeated
 
-    def end_retries(self) -> None:
+    def _end_retries(self) -> None:
         """Retry nothing from now on: a failed publish settles immediately."""
         self._io.loop.call_soon(self._io.end_retries)
 
@@ -274,7 +276,7 @@ class ProducerCore:
     # -- the window -----------------------------------------------------------------------------
 
     @property
-    def has_room(self) -> bool:
+    def _has_room(self) -> bool:
         """Return whether `submit` would not block."""
         return self._is_stopped or (
             len(self._unsettled) - len(self._outside_window) < self.options.max_outstanding
@@ -286,7 +288,7 @@ class ProducerCore:
         with self._lock:
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
-            if has_room := self.has_room:
+            if has_room := self._has_room:
                 self._unsettled[publication] = None
                 self._entered_bytes += publication.size
             return has_room
@@ -300,7 +302,7 @@ class ProducerCore:
         if self._io.loop.is_own_thread:  # only this thread could make room
             timeout_s = 0
         until = time.monotonic() + timeout_s
-        while wait_until_released(self._waiters, lambda: self.has_room, until - time.monotonic()):
+        while wait_until_released(self._waiters, lambda: self._has_room, until - time.monotonic()):
             if self._enter(publication):
                 return
         raise self._no_room(timeout_s)
@@ -395,7 +397,7 @@ class Producer(ProducerCore):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop(self.patience_s)
+        self.stop(self._patience_s)
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -451,7 +453,7 @@ class Producer(ProducerCore):
         """
         self._refuse_own_thread()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        parts = self.checked_parts(bodies)
+        parts = self._checked_parts(bodies)
         submitted: list[Publication] = []
         refusal: PublishError | None = None
         for part in parts:
@@ -557,7 +559,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
         raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
-            hint="Publish fewer messages at a time: see Producer.split.",
+            hint="Publish fewer messages at a time: see Producer.publish_many.",
         )
 
 

@@ -741,7 +741,7 @@ class ProducerIO:
         # Before the callbacks: it makes room in the window, and a callback may submit.
         self._report(settled)
         for publication in settled:
-            publication.call_back()
+            publication._call_back()
 
     # -- stopping -------------------------------------------------------------------------------
 

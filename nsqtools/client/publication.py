@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from nsqtools.client import outcomes
+from nsqtools.client.former_names import former_names
 from nsqtools.client.io_loop import wait_until_released
 from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
@@ -90,6 +91,7 @@ class Failures:
             )
 
 
+@former_names("call_back", "set_exception", "set_result", "set_running_or_notify_cancel")
 class Publication(Future[None]):
     """A publish of one message, or of several as one MPUB. A future that settles exactly once.
 
@@ -105,6 +107,9 @@ class Publication(Future[None]):
     _condition = threading.Condition(_settling)
     _state = RUNNING
     _result = None
+    # For executors, which make the futures that they settle. nsqd's answer settles this one.
+    _set_exception, _set_result = Future.set_exception, Future.set_result
+    _set_running_or_notify_cancel = Future.set_running_or_notify_cancel
 
     topic: str
     bodies: Sequence[bytes]
@@ -162,13 +167,13 @@ class Publication(Future[None]):
 
     def add_done_callback(self, fn: Callable[[Publication], object]) -> None:
         """Call ``fn`` with this on the I/O thread when it settles; immediately if it has."""
-        # Append first and check second: `call_back` sets the flag first and reads the list second,
+        # Append first and check second: `_call_back` sets the flag first and reads the list second,
         # so one of the two threads sees the callback.
         self._callbacks.append(fn)
         if self._is_called_back:
-            self.call_back()
+            self._call_back()
 
-    def call_back(self) -> None:
+    def _call_back(self) -> None:
         """Run the pending callbacks; those that are added later run immediately."""
         self._is_called_back = True
         while self._callbacks:
@@ -235,6 +240,10 @@ class PendingPublication(Publication):
         self._callbacks = [] if on_settled is None else [on_settled]
         self.timeout_s = timeout_s
         self.splits = splits
+
+    def __dir__(self) -> list[str]:  # the names of `Publication`, which a program gets this as
+        public = {*dir(Publication), *Publication.__annotations__}
+        return [name for name in super().__dir__() if name in public]
 
     def encode(self) -> bytes:
         """Return the command for nsqd."""

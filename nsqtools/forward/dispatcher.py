@@ -270,7 +270,7 @@ class Dispatcher:
         is_delivered = outcome.fate is Fate.DELIVERED
         by_source: dict[MessageSource, list[Parcel]] = {}
         for parcel in parcels:
-            by_source.setdefault(parcel.messages.source, []).append(parcel)
+            by_source.setdefault(parcel.messages._source, []).append(parcel)
         for source, group in by_source.items():
             count, topic = sum(map(len, group)), source.topic
             if outcome.repeated:
@@ -468,7 +468,7 @@ class Dispatcher:
         """Pause the consumers while every worker hangs; other consumers get the messages."""
         if not isinstance(self._sink, WorkerSink):
             return
-        timeouts_s = [parcel.messages.source.msg_timeout_s for parcel in self._parcels()]
+        timeouts_s = [parcel.messages._source.msg_timeout_s for parcel in self._parcels()]
         is_stuck = bool(timeouts_s) and self._sink.is_stuck(now, max(timeouts_s)) is True
         if is_stuck != self._is_stuck:
             self._is_stuck = is_stuck
@@ -493,7 +493,7 @@ class Dispatcher:
                     continue
                 pending.next_check = now + min(waited_s, MAX_REPORT_CHECK_S)
                 copy = parcel.part(0, len(parcel))
-                if waited_s > LATE_REPORT_SHARE * copy.messages.source.msg_timeout_s:
+                if waited_s > LATE_REPORT_SHARE * copy.messages._source.msg_timeout_s:
                     late += [] if pending.is_late else [copy]
                     pending.is_late = True
                 references.append((weakref.ref(parcel), copy, self._under_way.pop(parcel)))

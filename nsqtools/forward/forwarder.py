@@ -121,7 +121,7 @@ class TopicSources:
 
     def could_have_delivered_since(self, since: float) -> bool:
         """Return whether every nsqd could have sent a message after ``since``."""
-        return all(c.had_turns(since) for c in self._consumers.values())
+        return all(c._had_turns(since) for c in self._consumers.values())
 
     def sync_consumers(self) -> None:
         """Start and stop consumers, as topics appear and vanish. Raises the error of discovery."""
@@ -144,7 +144,7 @@ class TopicSources:
             on_error=lambda error: self.topics.suspect(topic),
         )
         if settings.batch > 1:  # so that a whole batch is in flight from the beginning
-            consumer.gather(self, settings.batch)
+            consumer._gather(self, settings.batch)
         if self._is_paused:
             consumer.set_max_in_flight(0)
         log.info("forwarding topic %s, channel %s", topic, settings.channel)
@@ -286,7 +286,7 @@ class Forwarder:
         """Wait for a batch; return whether one arrived."""
         entry = self._sources.backlog.get(wait_s)
         if isinstance(entry, Stopped):
-            entry.consumer.raise_failure()
+            entry.consumer._raise_failure()
         elif isinstance(entry, Batch):
             self._accept(entry, time.monotonic())
             return True
@@ -322,13 +322,13 @@ class Forwarder:
             batch = self._apply_filter(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))
         if room < len(batch):
-            Batch(batch.source, batch[room:]).requeue(0, backoff=False)
-            batch = Batch(batch.source, batch[:room])
+            Batch(batch._source, batch[room:]).requeue(0, backoff=False)
+            batch = Batch(batch._source, batch[:room])
         if batch:
             self._ready.append(batch)
 
     def _apply_filter(self, batch: Batch, keep: Filter) -> Batch:
-        kept, filtered = Batch(batch.source, ()), Batch(batch.source, ())
+        kept, filtered = Batch(batch._source, ()), Batch(batch._source, ())
         for message in batch:
             try:
                 (kept if keep(message) else filtered).append(message)
@@ -346,7 +346,7 @@ class Forwarder:
         """
         self.counters.add(batch.topic, unjudged=1)
         topic, now = self._settings.rename(batch.topic), time.monotonic()
-        parcel = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
+        parcel = Parcel(Batch(batch._source, [message]), [message.body], topic, now)
         self.dispatcher.refuse(parcel, reason)
 
     def _send_ready(self, now: float) -> None:
@@ -355,8 +355,8 @@ class Forwarder:
             if self._rate is not None:
                 allowed = self._rate.allowance(now)
                 if allowed < len(batch):
-                    self._ready.appendleft(Batch(batch.source, batch[allowed:]))
-                    batch = Batch(batch.source, batch[:allowed])
+                    self._ready.appendleft(Batch(batch._source, batch[allowed:]))
+                    batch = Batch(batch._source, batch[:allowed])
                 if not batch:
                     return
                 self._rate.spend(len(batch))
@@ -368,7 +368,7 @@ class Forwarder:
         topic = self._settings.rename(batch.topic)
         if self._settings.pick is None:
             return Parcel(batch, [message.body for message in batch], topic, now)
-        bodies, kept = [], Batch(batch.source, ())
+        bodies, kept = [], Batch(batch._source, ())
         for message in batch:
             try:
                 body = self._settings.pick(message.body)

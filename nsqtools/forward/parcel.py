@@ -100,12 +100,12 @@ class Parcel:
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return the messages from ``start`` to before ``stop`` as a new parcel."""
-        messages = Batch(self.messages.source, self.messages[start:stop])
+        messages = Batch(self.messages._source, self.messages[start:stop])
         return Parcel(messages, self.bodies[start:stop], self.topic, self.began_at)
 
     def chosen(self, places: Sequence[int]) -> Parcel:
         """Return the messages at these indexes as a new parcel."""
-        messages = Batch(self.messages.source, [self.messages[place] for place in places])
+        messages = Batch(self.messages._source, [self.messages[place] for place in places])
         bodies = [self.bodies[place] for place in places]
         return Parcel(messages, bodies, self.topic, self.began_at)
 

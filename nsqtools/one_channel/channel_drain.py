@@ -127,7 +127,7 @@ class ChannelDrain:
                 )
                 stack.callback(consumer.abort)
                 # A batch is stored in one transaction: let many messages be in flight.
-                consumer.gather(self, self._options.max_in_flight)
+                consumer._gather(self, self._options.max_in_flight)
                 consumer.start(fail_fast=True)
             while not self._publisher.is_stopped:
                 arrived.clear()

@@ -260,7 +260,7 @@ class Publisher:
         for producer in self._producers:
             start = 0
             for group in self._groups(bodies, size):
-                while not producer.has_room:
+                while not producer._has_room:
                     self._wait()
                 self._send(producer, batch, start, group, defer_s)
                 start += len(group)
@@ -295,7 +295,7 @@ class Publisher:
         """Handle the outcomes that have arrived, without waiting."""
         if self.is_stopped:
             for producer in self._producers:
-                producer.end_retries()
+                producer._end_retries()
         with suppress(queue.Empty):
             while True:
                 self._handle_outcome(*self._outcomes.get_nowait())

@@ -112,7 +112,7 @@ class Tail:
         unavailable_topics: Called with the topics without a connection. It returns those that are
             not expected to get one. If it is given, the idle limit ends the tail only while all
             other topics are connected.
-        subscribe_check: As for `Consumer.look_before_subscribing`.
+        subscribe_check: As for `Consumer._look_before_subscribing`.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Tail:
 
     def look_up_soon(self) -> None:
         """Ask nsqlookupd within seconds instead of at the end of the poll interval."""
-        self._consumer.look_up_soon()
+        self._consumer._look_up_soon()
 
     def run(self) -> End:
         """Tail until a limit is reached or `stop` is called; return the reason for the end.
@@ -168,7 +168,7 @@ class Tail:
         self.watch = LimitWatch(self._limits, time.monotonic())
         try:
             if self._subscribe_check is not None:
-                self._consumer.look_before_subscribing(self._subscribe_check)
+                self._consumer._look_before_subscribing(self._subscribe_check)
             remaining_s = self.watch.remaining_s(time.monotonic())
             self._consumer.start(fail_fast=True, wait_s=remaining_s, for_all=False)
             return self._pump()
@@ -192,18 +192,18 @@ class Tail:
             # After the idle time, check the backlog once more. A process that was suspended has not
             # read its connections meanwhile.
             wait_s = self.watch.wait_s(now) if end is None else TICK_S
-            entry = self._consumer.backlog.get(self._tick(now, wait_s))
+            entry = self._consumer._backlog.get(self._tick(now, wait_s))
             if isinstance(entry, Stopped):
-                entry.consumer.raise_failure()
+                entry.consumer._raise_failure()
                 return End.STOPPED
             if isinstance(entry, Batch):
                 self._write_batch(entry)
                 # Writing may have blocked for long, so the clock is read again.
                 self.watch.record_activity(time.monotonic())
             elif end is End.IDLE:
-                if not self._consumer.has_tried_all or self._is_connecting():
+                if not self._consumer._has_tried_all or self._is_connecting():
                     self.watch.record_activity(now)
-                elif self._consumer.had_turns(self.watch.idle_since):
+                elif self._consumer._had_turns(self.watch.idle_since):
                     return end
 
     def _is_connecting(self) -> bool:
@@ -301,7 +301,7 @@ def peek(
         taken.append(batch)
         kept.extend(message for message in batch if keep is None or keep(message))
 
-    consumer.gather(0, limit)
+    consumer._gather(0, limit)
     consumer.start(fail_fast=True)
     with consumer:
         on_start(consumer)
@@ -318,7 +318,7 @@ def peek(
                     if consumer.is_starved:
                         remaining_s = max(0.0, ends_at - time.monotonic())
                         batch = consumer.next_batch(min(LIMIT_GROWTH_S, remaining_s))
-                    elif not consumer.had_turns(silent_since):
+                    elif not consumer._had_turns(silent_since):
                         continue
                 if batch is None:
                     is_complete = wait_s == idle_s and not consumer.is_starved

@@ -153,7 +153,7 @@ class _Fake(ProducerCore):
         publication.settle(self.error)
         with self._lock:  # what is one thread's there, the I/O thread's
             self._on_settled([publication])
-        publication.call_back()
+        publication._call_back()
 
     def start(self) -> None:
         """Begin nothing."""

@@ -203,7 +203,7 @@ async def test_a_cancelled_task_requeues_its_batch(nsqd: GoNsqd) -> None:
             await asyncio.sleep(0.05)
         is_handed_over, loop = threading.Event(), consumer._io.loop
         loop.call_soon(lambda: loop.after_flush(is_handed_over.set))
-        while not (is_handed_over.is_set() and consumer.backlog.is_empty):
+        while not (is_handed_over.is_set() and consumer._backlog.is_empty):
             await asyncio.sleep(0.01)
         gathering.cancel()
         for _ in range(5):
@@ -214,10 +214,10 @@ async def test_a_cancelled_task_requeues_its_batch(nsqd: GoNsqd) -> None:
 
 async def test_a_batch_ends_in_time_while_other_tasks_take_messages() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=DEAD)
-    consumer.backlog.serve(asyncio.get_running_loop())
+    consumer._backlog.serve(asyncio.get_running_loop())
     taking = asyncio.create_task(consumer._take_in(0.05, 10))
     while not taking.done():
-        consumer.backlog._filled.set()
+        consumer._backlog._filled.set()
         await asyncio.sleep(0.005)
     assert await taking is None
 

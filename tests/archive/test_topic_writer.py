@@ -95,7 +95,7 @@ class Consumption:
         self.stats = SimpleNamespace(late=0)
         self.is_starved = False
 
-    def gather(self, who: object, size: int) -> None:
+    def _gather(self, who: object, size: int) -> None:
         pass
 
 

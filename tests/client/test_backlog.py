@@ -320,8 +320,8 @@ def test_returned_messages_come_first(backlog: Backlog, owner: Any) -> None:
 
 def test_messages_of_a_connection_are_discarded(backlog: Backlog, owner: Any) -> None:
     (a,), (b, c) = batches = deliver(backlog, owner, 1, 2)
-    assert backlog.discard(owner, batches[0].source) == {a.id}
-    assert backlog.discard(owner, batches[1].source, {b.id}) == {b.id}
+    assert backlog.discard(owner, batches[0]._source) == {a.id}
+    assert backlog.discard(owner, batches[1]._source, {b.id}) == {b.id}
     assert backlog.get(0) == [c]
     assert backlog.is_empty
     assert not owner.waiting
@@ -339,7 +339,7 @@ def test_the_io_thread_does_not_wait_for_the_lock(backlog: Backlog, owner: Any) 
     """A signal handler may have interrupted the lock's owner, and wait for the I/O thread."""
     [[message]] = [batch] = deliver(backlog, owner, 1)
     with ThreadPoolExecutor(1) as io_thread, backlog._lock:
-        assert not io_thread.submit(backlog.discard, owner, batch.source).result()
+        assert not io_thread.submit(backlog.discard, owner, batch._source).result()
         assert bodies_of(io_thread.submit(backlog.withdraw, owner).result()) == [[message.body]]
     assert len(backlog.withdraw(owner)) == 1  # nothing was removed
 
@@ -356,7 +356,7 @@ def test_suspects_are_released_one_by_one(owner: Any) -> None:
     quarantine = Quarantine()
     batch: Any = fake_batch([b"often", b"seldom"])
     batch[0].attempts, batch[1].attempts = 9, 7
-    suspects = [QueuedBatches(owner, [Batch(batch.source, [message])]) for message in batch]
+    suspects = [QueuedBatches(owner, [Batch(batch._source, [message])]) for message in batch]
     for suspect in suspects:
         quarantine.add(suspect, 0.0)
     assert quarantine.take_due(3, 1.0, 10.0) == []  # another message is in flight

@@ -282,7 +282,7 @@ def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) 
     """A batch finishes all messages except redelivered and answered ones."""
     consumer, conn = dialog("RDY 200")
     ids = [conn.message(b"x") for _ in range(3)]
-    source = batch_of(consumer).source
+    source = batch_of(consumer)._source
     wait_until(lambda: len(source.in_flight) == 3, what="all of them")
     old, answered, _ = batch = Batch(source, source.in_flight.values())
     answered.requeue(0, backoff=False)

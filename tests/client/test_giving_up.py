@@ -53,7 +53,7 @@ def test_on_giving_up_takes_a_message_by_returning_true(
     assert [message.answers for message in batch] == [[answer]] * 2
     assert on_giving_up.call_args_list == [call(message) for message in batch]
     assert [message.has_backoff for message in batch] == [answer == "requeue"] * 2
-    assert not batch[0].give_up()  # it was answered
+    assert not batch[0]._give_up()  # it was answered
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     dispatcher.process_outcomes(0.0)
     assert (dispatcher.is_failing, dispatcher.is_open) == (True, True)
 
-    lost.messages.source.in_flight.clear()  # the connection was lost
+    lost.messages._source.in_flight.clear()  # the connection was lost
     dispatcher.tick(100.0)
     assert (dispatcher.is_failing, dispatcher.is_open) == (True, False)  # the next one may try
 
@@ -123,7 +123,7 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
 
     assert destination.sizes == [3, 1, 1, 1]
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
-    assert not three.messages.source.in_flight
+    assert not three.messages._source.in_flight
 
 
 def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> None:
@@ -147,7 +147,7 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
 def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
     destination, counters, two = Destination(), Counters(), parcel(1, 2)
     destination.outcome = DELIVERED
-    two.messages.source.in_flight.pop(two.messages[0].id)  # as if its time was over
+    two.messages._source.in_flight.pop(two.messages[0].id)  # as if its time was over
     dispatcher_to(destination, counters).send(two)
     assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
 
@@ -183,7 +183,7 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
             assert not work.is_alive()
             assert dispatcher.held == 200
     dispatcher.drain(0.0, lambda: None)
-    assert (dispatcher.held, len(letters.messages.source.in_flight)) == (0, 0)
+    assert (dispatcher.held, len(letters.messages._source.in_flight)) == (0, 0)
 
 
 def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     parcel = parcel_of(b"1")
     [message] = parcel.messages
     message.id = EVIL
-    parcel.messages.source.in_flight[EVIL] = message
+    parcel.messages._source.in_flight[EVIL] = message
     secrets = ReloadedValue((), lambda: RequestSecrets(key=b"key"))
     builder = RequestBuilder(content_type="a\r\nX-Evil: \udcff", secrets=secrets)
     headers = builder.build(Endpoint("http://a/"), [parcel]).headers

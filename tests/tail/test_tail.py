@@ -85,7 +85,7 @@ def test_silence_is_no_end_before_every_nsqd_was_tried(
 
     assert tail.run() is End.IDLE
     assert written == [lines[0] + b"\n"]
-    assert tail._consumer.has_tried_all
+    assert tail._consumer._has_tried_all
 
 
 def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
