@@ -38,7 +38,8 @@ from typing import Any, NamedTuple
 
 from nsqtools.authd.passwords import as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
+from nsqtools.protocol.go_regexp import compile_go_regexp
+from nsqtools.protocol.plain_regexp import Matches
 
 TOKEN_PREFIX = "sha256$"
 ANYTHING = ".*"
@@ -262,7 +263,7 @@ def _pattern(text: str) -> Pattern:
         anchored = f"^(?:{text})$"
         return Pattern(anchored, compile_go_regexp(anchored))
     except ValueError as exc:
-        raise _EntryError(f"Go does not accept the pattern {text!r} ({exc})", text) from None
+        raise _EntryError(f"invalid pattern {text!r}: {exc}", text) from None
 
 
 def _channels(topics: dict[str, Any], topic: str) -> list[str]:

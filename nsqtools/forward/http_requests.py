@@ -71,7 +71,7 @@ class Endpoint:
         self.url = url
         self.allows_private = allows_private
         self.has_secrets = is_given
-        base, path = _split(url)
+        base, path = split_url(url)
         try:
             parts = urlsplit(base)
             port = parts.port
@@ -127,7 +127,7 @@ class Endpoint:
         return self.url.partition("?")[0]
 
 
-def _split(url: str) -> tuple[str, str]:
+def split_url(url: str) -> tuple[str, str]:
     """Split a URL after the host, where a path, a query or a fragment begins."""
     begin = url.find("//") + 2
     end = min((at for at in (url.find(mark, begin) for mark in "/?#") if at >= 0), default=len(url))

@@ -1,23 +1,26 @@
 """Patterns of Go's regexp package, compiled and matched as Go does, in linear time.
 
-The library re2 accepts two things that Go refuses, which `compile_go_regexp` refuses too.
+The library re2 has all of Go's syntax, and accepts two things that Go refuses, which
+`compile_go_regexp` refuses too. Without re2, `plain_regexp` has the syntax that Go shares with
+Python.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+
+from nsqtools.protocol.plain_regexp import Matches, compile_plain_regexp
 
 _MAX_GROUPS = 1000  # Go nests no more, and re2 takes the square of the depth to compile them
 _QUOTED_OR_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
 
-Matches = Callable[[str], object]
-"""Whether a pattern matches anywhere in a name, as truth."""
-
 
 def compile_go_regexp(pattern: str) -> Matches:
-    """Compile a pattern. Raises ``ValueError`` with Go's reason to refuse it."""
-    import re2
+    """Compile a pattern. Raises ``ValueError`` with the reason to refuse it."""
+    try:
+        import re2
+    except ImportError:
+        return compile_plain_regexp(pattern)
 
     options = re2.Options()
     options.log_errors = False  # they would go to stderr

@@ -18,11 +18,12 @@ from urllib.parse import urlencode
 
 import httpx
 
-from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.errors import NsqError
 from nsqtools.files.durable import adding_path_to_errors
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
-from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
+from nsqtools.protocol.go_regexp import compile_go_regexp
 from nsqtools.protocol.names import shown_url
+from nsqtools.protocol.plain_regexp import Matches
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import INT64, go_json, quote
 from nsqtools.server.client_connection import ClientConnection, Pause
@@ -77,18 +78,10 @@ class AuthState:
 class AuthServers:
     """The servers of ``--auth-http-address``, tried one after the other from a random one on.
 
-    Raises `ConfigurationError` when the library for their patterns is not installed, and
-    ``OSError`` for ``--tls-root-ca-file``.
+    Raises ``OSError`` for ``--tls-root-ca-file``.
     """
 
     def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
-        try:
-            import re2  # noqa: F401 - an optional dependency, for auth servers only
-        except ImportError as exc:
-            raise ConfigurationError(
-                f"--auth-http-address needs the Python package google-re2 ({exc})",
-                hint="Install it with: pip install 'nsqtools[server]'",
-            ) from exc
         self._addresses = options.auth_http_address
         self._options = options
         with adding_path_to_errors(Path(options.tls_root_ca_file)):
@@ -142,7 +135,7 @@ def _authorization(entry: dict[str, Any]) -> AuthGrant:
 
 
 def compile_pattern(kind: str, pattern: str) -> Matches:
-    """Compile a pattern of names. Raises `AuthFailed` for a pattern that Go refuses as well."""
+    """Compile a pattern of names. Raises `AuthFailed` for a pattern that `go_regexp` refuses."""
     try:
         return compile_go_regexp(pattern)
     except ValueError as exc:

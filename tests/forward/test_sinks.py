@@ -5,11 +5,11 @@ import itertools
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,6 +27,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import ReloadedValue
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
+from nsqtools.forward.curl_pool import CurlPool
 from nsqtools.forward.dispatcher import Dispatcher
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import Forwarder, ForwardSettings, forward_to
@@ -39,6 +40,7 @@ from nsqtools.forward.http_requests import (
     parse_header,
 )
 from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
+from nsqtools.forward.httpcore_pool import HttpcorePool
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.tail.tail import RunLimits
@@ -145,10 +147,11 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     assert b"X-Id: 1" in requests[3].headers
 
 
+@pytest.mark.parametrize("engine", [CurlPool, HttpcorePool])
 def test_what_cannot_be_begun_fails_alone_a_url_that_is_too_long_and_all_without_a_file_to_spare(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    engine: type[HttpPool], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def no_socket(*_: object) -> None:
+    def no_socket(*_: object, **more: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     def error_of(url: str, name: str) -> str:
@@ -156,13 +159,13 @@ def test_what_cannot_be_begun_fails_alone_a_url_that_is_too_long_and_all_without
         pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
         return answers.get(timeout=patience_s(10)).error
 
-    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    pool, answers = engine(1.0, 1.0, None), queue.SimpleQueue[Answer]()
     pool.start(lambda now: None, lambda: None)
     try:
         for _ in range(2):  # the second one does not get the address of what was sent before
-            assert error_of("http://a/" + "x" * 9_000_000, "a:80").startswith("a:80: ")
-        sockets = SimpleNamespace(socket=no_socket)
-        monkeypatch.setattr("nsqtools.forward.http_pool.socket", sockets)
+            error = error_of("http://127.0.0.1:1/" + "x" * 9_000_000, "a:80")
+            assert error.startswith("a:80: " if engine is CurlPool else "cannot connect to a:80 (")
+        monkeypatch.setattr(socket, "socket", no_socket)
         error = error_of("http://127.0.0.1:1/", "a:1")
         assert pool.failure is None
     finally:

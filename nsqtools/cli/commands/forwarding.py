@@ -259,7 +259,7 @@ def to_http(
         nsq to-http -t orders --sign-key-file key --dead-letter-file dead.jsonl --max-attempts 20 \\
             --header 'X-Customer: {.customer.id}' --post https://example.com/webhook
     """
-    from nsqtools.forward.http_pool import HttpPool, HttpTls
+    from nsqtools.forward.http_pool import http_tls, open_pool
     from nsqtools.forward.http_requests import Endpoint
     from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 
@@ -285,12 +285,12 @@ def to_http(
     )
     tls = None
     if redirects is Redirects.FOLLOW or any(e.origin[0] == "https" for e in endpoints):
-        tls = HttpTls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
+        tls = http_tls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
     sink = HttpSink(
         endpoints,
         requests.builder(is_get=bool(get)),
         settings,
-        HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
+        open_pool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
     return forwarding.run(
         forwarding.settings(channel, batch=requests.batch),

@@ -83,10 +83,10 @@ class ExitStatus(IntEnum):
 
 
 # Modules that are not in the base installation, with the extra that installs them.
-EXTRA_OF = {"deltalake": "delta", "pyarrow": "parquet", "pycurl": "http", "textual": "top"}
+EXTRA_OF = {"deltalake": "delta", "pyarrow": "parquet", "textual": "top"}
 EXTRA_OF |= dict.fromkeys(("ddsketch", "httptools"), "server")
 EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
-EXTRA_OF |= dict.fromkeys(("cryptography", "jwt", "re2"), "authd")
+EXTRA_OF |= dict.fromkeys(("cryptography", "jwt"), "authd")
 
 # Our errors contain the address in their message.
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")

@@ -4,8 +4,10 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +44,26 @@ def args(nsqd: Nsqd, *more: str) -> list[str]:
     return ["to-http", "-t", TOPIC, "-c", CHANNEL, *nsqd.options, *more]
 
 
+@pytest.fixture(params=["libcurl", "httpcore"])
+def engine(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    nsq_env: dict[str, str],
+) -> str:
+    """Hide pycurl from the second one, also in processes."""
+    engine: str = request.param
+    if engine == "httpcore":
+        hidden = tmp_path_factory.mktemp("without")
+        (hidden / "pycurl.py").write_text("raise ImportError('hidden')")
+        nsq_env["PYTHONPATH"] = os.pathsep.join([str(hidden), nsq_env["PYTHONPATH"]])
+        monkeypatch.setitem(sys.modules, "nsqtools.forward.curl_pool", None)
+    return engine
+
+
+with_both_engines = pytest.mark.usefixtures("engine")
+
+
 @pytest.fixture
 def forward(run_nsq: RunNsq, source: Nsqd) -> Forward:
     """Run the command to its end."""
@@ -49,16 +71,18 @@ def forward(run_nsq: RunNsq, source: Nsqd) -> Forward:
 
 
 def test_each_message_is_posted_over_a_few_connections_and_no_proxy_and_finished(
-    forward: Forward, source: Nsqd, http_server: MakeServer
+    forward: Forward, source: Nsqd, http_server: MakeServer, engine: str
 ) -> None:
     server, proxy = http_server(), http_server()
     env = dict.fromkeys(("http_proxy", "all_proxy", "ALL_PROXY"), proxy.url)
     bodies = [*BODIES, *(b"%d" % n for n in range(200))]
     source.publish(TOPIC, *bodies[3:])
     url = f"{server.url}?of={{topic}}/x"  # a query without a path
-    result = forward("-n", "203", "--concurrency", "4", "--post", url, env=env)
+    result = forward("-n", "203", "-v", "--concurrency", "4", "--post", url, env=env)
 
-    assert (result.status, result.err) == (0, "nsq: 203 delivered\n")
+    assert (result.status, result.err.splitlines()[-1]) == (0, "nsq: 203 delivered")
+    assert f"sending with {engine} " in result.err
+    assert ("pip install 'nsqtools[http]'" in result.err) is (engine == "httpcore")
     assert server.bodies == sorted(bodies)
     assert server.connections <= 8
     assert proxy.requests == []
@@ -74,6 +98,7 @@ def test_each_message_is_posted_over_a_few_connections_and_no_proxy_and_finished
         assert int(headers["X-Nsq-Timestamp"]) > 1.6e18
 
 
+@with_both_engines
 def test_get_puts_the_body_in_the_url(forward: Forward, http_server: MakeServer) -> None:
     server = http_server()
     url = f"{server.url}/x%20y/{{topic}}?m={{body:url}}&u={{.user:url}}"
@@ -141,6 +166,7 @@ def test_a_get_whose_fields_cannot_be_read_finishes_nothing(
     assert forward("-n", "1", *header, "--get", server.url).status == 0
 
 
+@with_both_engines
 def test_headers_secrets_and_signature(
     forward: Forward, source: Nsqd, http_server: MakeServer, tmp_path: Path
 ) -> None:
@@ -167,6 +193,7 @@ def test_headers_secrets_and_signature(
     assert users == {None, "a/b", "x Evil: 1"}
 
 
+@with_both_engines
 @pytest.mark.parametrize("trouble", ["an error", "slow", "refused", "broken"])
 def test_another_endpoint_is_tried_before_a_requeue(
     forward: Forward, source: Nsqd, http_server: MakeServer, trouble: str
@@ -191,6 +218,7 @@ def test_another_endpoint_is_tried_before_a_requeue(
         assert "3 sent again and perhaps doubled" in result.err
 
 
+@with_both_engines
 def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> None:
     strange = {"Retry-After": f"Thu, 01 Jan 2020 00:00:00 +{10**20}"}
     server = http_server((429, strange), *[(429, {"Retry-After": "1"})] * 2)
@@ -204,6 +232,7 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> Non
     assert {request.headers["X-Nsq-Attempts"] for request in server.requests[3:]} == {"2"}
 
 
+@with_both_engines
 def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Nsqd) -> None:
     def be_there_once() -> None:
         with listener:
@@ -223,6 +252,7 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Nsqd) 
     wait_until(lambda: source.depth(TOPIC, CHANNEL) == 3, what="all are given back")
 
 
+@with_both_engines
 def test_a_stop_gives_back_what_no_endpoint_has_answered(
     spawn_nsq: SpawnNsq, source: Nsqd, http_server: MakeServer
 ) -> None:
@@ -332,6 +362,7 @@ def test_a_batch_has_messages_with_the_same_url_and_headers(
     }
 
 
+@with_both_engines
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     forward: Forward, http_server: MakeServer
 ) -> None:
@@ -353,6 +384,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
 
 
+@with_both_engines
 def test_a_body_without_an_end_does_not_change_what_was_answered(
     forward: Forward, serves: Serves
 ) -> None:
@@ -376,6 +408,7 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
     assert (result.status, result.err, heads) == (0, "nsq: 3 delivered\n", [])
 
 
+@with_both_engines
 def test_certificates_are_verified(
     forward: Forward, http_server: MakeServer, certificates: Certificates
 ) -> None:
@@ -390,6 +423,7 @@ def test_certificates_are_verified(
     assert (result.status, server.bodies) == (0, sorted(BODIES)), result.err
 
 
+@with_both_engines
 def test_redirects_are_followed_only_where_that_is_allowed(
     forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
@@ -431,6 +465,7 @@ def test_redirects_are_followed_only_where_that_is_allowed(
     assert "/clicks/there" in {request.target for request in server.requests}
 
 
+@with_both_engines
 def test_a_redirect_never_leads_into_a_private_network(
     forward: Forward, spawn_nsq: SpawnNsq, source: Nsqd, http_server: MakeServer
 ) -> None:
