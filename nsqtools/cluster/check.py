@@ -33,15 +33,13 @@ from nsqtools.cluster.problems import (
     comparable_totals,
     find_problems,
     find_registration_problems,
-    format_utc,
-    messages_text,
     queue_problem,
     sort_by_severity,
-    waiting_text,
     with_disk_guards,
 )
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+from nsqtools.cluster.texts import clock_text, duration_text, last_seen_text, waiting_text
 from nsqtools.cluster.topology import Topology, plan_topology
 from nsqtools.errors import HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
@@ -178,20 +176,26 @@ def _collect(
 ) -> Evidence:
     sampler = Sampler(cluster, selection, required=False)
     first, first_s = sampler.sample(), time.monotonic()
-    stopped.wait(window_s)
-    sample = sampler.sample() if window_s else first
-    earlier = EarlierTotals(comparable_totals(first, sample), time.monotonic() - first_s)
     nodes: list[NodeStatus] = []
     failures: list[DaemonFailure] = []
     plan = AdminPlan(())
     # If no daemon answers, these raise an error that is in the sample already.
     with suppress(NsqError):
         nodes, failures = list_nodes(cluster)
-    silent = {failure.address for failure in (*failures, *sample.failures)}
+    silent = {failure.address for failure in (*failures, *first.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
     if topology is not None:
         with suppress(NsqError):
             plan = plan_topology(cluster, topology)
+    unreachable = _try_announced_addresses(cluster, nodes)
+    unhealthy = cluster.ask_services(services)
+    # The questions above took their time, seconds if a daemon hangs, from the window. If no nsqd
+    # answered, there is nothing to compare.
+    sample = first
+    if window_s and first.reports:
+        stopped.wait(first_s + window_s - time.monotonic())
+        sample = sampler.sample()
+    earlier = EarlierTotals(comparable_totals(first, sample), time.monotonic() - first_s)
     gap = ""
     if state is None:
         gap = "--state was not given"
@@ -211,7 +215,7 @@ def _collect(
         selection=selection,
         nodes=nodes,
         failures=[*failures, *plan.failures],
-        unreachable=_try_announced_addresses(cluster, nodes),
+        unreachable=unreachable,
         lookupds=lookupds,
         answered=frozenset((*cluster.given, *lookupds)),
         addresses=frozenset(addresses),
@@ -219,7 +223,7 @@ def _collect(
         plan=plan,
         state=previous,
         state_gap=gap,
-        unhealthy=cluster.ask_services(services),
+        unhealthy=unhealthy,
         counts=() if max_age_s is None else _append_counts(previous.counts, sample, max_age_s),
     )
 
@@ -253,10 +257,15 @@ def _find_lacking(evidence: Evidence) -> Iterator[Problem]:
 
 
 def _find_sampled(evidence: Evidence) -> Iterator[Problem]:
-    """Yield the problems of the samples; `_find_unreachable` has more to say of some nsqd."""
+    """Yield the problems of the samples, except nsqd that `_find_unreachable` yields."""
     unreachable = {node.address for node, _ in evidence.unreachable}
+    time_s = evidence.sample.time_s
     for problem in evidence.sampled:
-        if problem.fault is not Fault.NO_ANSWER or problem.node not in unreachable:
+        since_s = evidence.state.problems.get(problem.key, time_s)
+        if problem.fault is Fault.PAUSED and time_s - since_s >= PAUSED_LONG_S:
+            problem = problem._replace(fault=Fault.PAUSED_LONG)
+        is_silent = problem.fault in (Fault.NO_ANSWER, Fault.GONE)
+        if not is_silent or problem.node not in unreachable:
             yield problem
 
 
@@ -268,6 +277,19 @@ def _find_unreachable(evidence: Evidence) -> Iterator[Problem]:
 
 def _find_unregistered(evidence: Evidence) -> Iterator[Problem]:
     return find_registration_problems(evidence.nodes, evidence.lookupds)
+
+
+def _find_returned(evidence: Evidence) -> Iterator[Problem]:
+    """Yield the topics that were tombstoned in the previous run and are announced again.
+
+    A tombstone ends after a while, and a producer creates a deleted topic again.
+    """
+    hidden = {(topic, node.address) for node in evidence.nodes for topic in node.tombstoned}
+    topics = (row for row in evidence.sample.rows if not row.channel)
+    for row in topics:
+        queue = Problem(Fault.TOMBSTONED, "", row.topic, node=row.node)
+        if queue.key in evidence.state.problems and (row.topic, row.node) not in hidden:
+            yield queue._replace(fault=Fault.RETURNED, text="announced again since its tombstone")
 
 
 def _find_clock_differences(evidence: Evidence) -> Iterator[Problem]:
@@ -288,11 +310,11 @@ def _find_silent(evidence: Evidence) -> Iterator[Problem]:
     """Yield daemons that answered the samples and failed another question."""
     named = {problem.node for problem in evidence.sampled if not problem.topic}
     named |= {node.address for node, _ in evidence.unreachable}
-    errors: dict[str, object] = dict(evidence.failures)
+    errors = {failure.address: failure.reason for failure in evidence.failures}
     errors |= {node.address: node.error for node in evidence.nodes if node.error}
     for address, error in errors.items():
         if address not in named:
-            yield Problem(Fault.NO_ANSWER, str(error), node=address, weight=WHOLE_NODE)
+            yield Problem(Fault.NO_ANSWER, error, node=address, weight=WHOLE_NODE)
 
 
 def _find_unhealthy(evidence: Evidence) -> Iterator[Problem]:
@@ -310,11 +332,13 @@ def _find_old(evidence: Evidence) -> Iterator[Problem]:
     if not evidence.has_old_counts:
         return
     time_s, counts = evidence.counts[0]
+    age_s = evidence.sample.time_s - time_s
+    age = f"{age_s:.0f}s" if age_s < 60 else duration_text(age_s)
     for name, row in _nonempty_queues(evidence.sample):
         count = counts.get(name)
         if count is not None and 0 <= row.messages - count < row.depth + row.in_flight:
             in_flight = f", {row.in_flight:,} in flight" if row.in_flight else ""
-            text = f"{waiting_text(row.depth)}{in_flight}; oldest from before {format_utc(time_s)}"
+            text = f"{waiting_text(row.depth)}{in_flight}; oldest over {age}"
             yield queue_problem(Fault.OLD, text, row)
 
 
@@ -334,15 +358,8 @@ def _find_departed(evidence: Evidence) -> Iterator[Problem]:
 def _find_restarted(evidence: Evidence) -> Iterator[Problem]:
     for address, start_s in evidence.sample.started.items():
         if start_s > evidence.state.nsqds.get(address, start_s):
-            yield Problem(Fault.RESTARTED, f"at {format_utc(start_s)}", node=address)
-
-
-def _find_long_pauses(evidence: Evidence) -> Iterator[Problem]:
-    time_s = evidence.sample.time_s
-    for problem in evidence.sampled:
-        since_s = evidence.state.problems.get(problem.key, time_s)
-        if problem.fault is Fault.PAUSED and time_s - since_s >= PAUSED_LONG_S:
-            yield problem._replace(fault=Fault.PAUSED_LONG)
+            text = f"at {clock_text(start_s, evidence.sample.time_s)}"
+            yield Problem(Fault.RESTARTED, text, node=address)
 
 
 DETECTORS: Sequence[Callable[[Evidence], Iterator[Problem]]] = (
@@ -350,13 +367,13 @@ DETECTORS: Sequence[Callable[[Evidence], Iterator[Problem]]] = (
     _find_sampled,
     _find_unreachable,
     _find_unregistered,
+    _find_returned,
     _find_clock_differences,
     _find_silent,
     _find_unhealthy,
     _find_old,
     _find_departed,
     _find_restarted,
-    _find_long_pauses,
 )
 
 
@@ -372,7 +389,7 @@ def _omissions(evidence: Evidence) -> Iterator[str]:
     if evidence.window_s < LEAST_WINDOW_S:
         yield f"stuck and growing queues: --window is below {LEAST_WINDOW_S:.0f} s"
     elif count := sum(row.key not in compared or row.rates is None for row in sample.totals):
-        reason = "they are new, or one of their nsqd joined, left or restarted"
+        reason = "they were created, or one of their nsqd joined, left or restarted"
         yield f"stuck and growing among {count} queues: {reason}"
     if not lookupds:
         yield "registration of nsqd: no nsqlookupd was asked, or none responded"
@@ -407,9 +424,11 @@ def _next_state(evidence: Evidence, problems: Iterable[Problem]) -> CheckState:
         for node in sample.nodes
         if node.seen_s is not None
     }
+    # Of the sampled ones, too: a long pause began as a pause.
+    keys = [problem.key for problem in (*problems, *evidence.sampled)]
     return CheckState(
         nsqds={**state.nsqds, **sample.started},
-        problems={p.key: state.problems.get(p.key, sample.time_s) for p in problems},
+        problems={key: state.problems.get(key, sample.time_s) for key in keys},
         time_s=sample.time_s,
         counts=evidence.counts or state.counts,
         asked=sorted(evidence.answered.union(state.asked)),
@@ -449,12 +468,13 @@ def _with_last_counts(
     problems: Iterable[Problem], state: CheckState, evidence: Evidence
 ) -> Iterator[Problem]:
     """Add the last known number of messages to the problem of an nsqd that does not respond."""
+    # GONE has its own count.
     faults = Fault.NO_ANSWER, Fault.LEFT, Fault.UNREACHABLE
     for problem in problems:
         is_silent = problem.node in state.had and problem.node not in evidence.sample.started
         if problem.fault in faults and is_silent:
             count, time_s = state.had[problem.node]
-            last = f"{messages_text(count)} when last seen {format_utc(time_s)}"
+            last = last_seen_text(count, time_s, evidence.sample.time_s)
             problem = problem._replace(text=f"{problem.text}; {last}")
         yield problem
 

@@ -76,6 +76,11 @@ class DaemonFailure(NamedTuple):
     address: str
     error: NsqError
 
+    @property
+    def reason(self) -> str:
+        """The error without the address, for texts that name it already."""
+        return str(self.error).rpartition(f"//{self.address}: ")[2]
+
 
 Nsqds = Mapping[str, NsqdHTTPClient]
 """The nsqd to ask, by HTTP ``host:port``."""

@@ -20,12 +20,12 @@ from __future__ import annotations
 import enum
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from nsqtools.cluster.inventory import NodeStatus
 from nsqtools.cluster.queue_rows import QueueRow, Rates, rates_between
 from nsqtools.cluster.sampling import NodeState, Sample
+from nsqtools.cluster.texts import last_seen_text, rate_text, waiting_text
 from nsqtools.protocol.names import is_ephemeral
 
 # A healthy consumer of a quiet queue may answer nothing for seconds; over a shorter time every
@@ -125,7 +125,11 @@ class Fault(enum.Enum):
         "Create it there with nsq channel create: it misses all messages published before.",
     )
     LACKING = WARNING, "Run nsq topology apply with the file of --expect."
-    REQUEUES = WARNING, "Handlers fail: see the consumers' logs."
+    REQUEUES = (
+        WARNING,
+        "Handlers fail: see the consumers' logs. Give up a message that always fails: max_attempts"
+        " and a dead-letter topic.",
+    )
     TIMEOUTS = WARNING, "Let handlers TOUCH, or raise msg_timeout."
     PAUSED_LONG = WARNING, "Unpause it, unless somebody still works on it."
     NOT_REGISTERED = (
@@ -135,7 +139,19 @@ class Fault(enum.Enum):
     CLOCKS_DIFFER = WARNING, "Let NTP set the clock of its machine."
     VERSIONS_DIFFER = NOTE, "Finish the upgrade."
     RESTARTED = NOTE, "If that was not on purpose, see its log."
-    TOMBSTONED = NOTE, "nsqlookupd hides it from consumers for a while."
+    TOMBSTONED = (
+        NOTE,
+        "nsq tombstone deletes the topic there, too; otherwise it is visible again when the"
+        " tombstone ends.",
+    )
+    RETURNED = (
+        NOTE,
+        "Stop the producers that publish it there before nsq tombstone.",
+    )
+    LEFTOVER = (
+        NOTE,
+        "Start its consumer, or delete it: nsqd drops messages that do not fit into its memory.",
+    )
     ON_DISK = NOTE, "Watch the free space of nsqd's -data-path."
     PAUSED = NOTE, "Unpause it when the work is done."
 
@@ -241,12 +257,15 @@ class _Summary(NamedTuple):
 def comparable_totals(first: Sample | _Summary, sample: Sample) -> Sequence[QueueRow]:
     """Return those first totals that a later sample can be compared with.
 
-    A sum changes when an nsqd joins, leaves or restarts, so queues on such nsqd are excluded.
+    A sum changes when an nsqd joins, leaves or restarts, so queues on such nsqd are excluded. So
+    are queues that an nsqd created again: their counters there went back.
     """
     changed = {address for address, _ in first.started.items() ^ sample.started.items()}
-    if not changed:
+    rows = [row for row in (*first.rows, *sample.rows) if row.node in changed]
+    counts = {row.key: row.messages for row in first.rows}
+    rows += (row for row in sample.rows if row.messages < counts.get(row.key, 0))
+    if not rows:
         return first.totals
-    rows = (row for row in (*first.rows, *sample.rows) if row.node in changed)
     excluded = {(row.topic, row.channel) for row in rows}
     return [row for row in first.totals if (row.topic, row.channel) not in excluded]
 
@@ -359,7 +378,7 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
     for failure in sample.failures:
         node = gone.get(failure.address)
         fault = Fault.NO_ANSWER if node is None else Fault.GONE
-        text = str(failure.error) if node is None else gone_text(node)
+        text = failure.reason if node is None else gone_text(node, sample.time_s)
         yield Problem(fault, text, node=failure.address, weight=WHOLE_NODE)
     for address, _, stats in sample.reports:
         if not stats.is_well:
@@ -370,18 +389,10 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
         yield Problem(Fault.VERSIONS_DIFFER, text)
 
 
-def gone_text(node: NodeState) -> str:
-    """Describe an nsqd that has left: when, why, and how many messages it had."""
-    messages = messages_text(sum(row.kept for row in node.rows))
-    return f"since {format_utc(node.seen_s or 0)}: {node.error}; {messages} then"
-
-
-def format_utc(time_s: float) -> str:
-    """Return a date and time in UTC, or a dash for a number that is no time."""
-    try:
-        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return "\N{EM DASH}"
+def gone_text(node: NodeState, now_s: float) -> str:
+    """Describe an nsqd that has left: why, and how many messages it had when."""
+    count = sum(row.kept for row in node.rows)
+    return f"{node.error}; {last_seen_text(count, node.seen_s or 0, now_s)}"
 
 
 def _of_queue(
@@ -390,7 +401,10 @@ def _of_queue(
     """Yield the problems that the total of a queue and its rates show."""
     waiting = waiting_text(row.depth)
     ingress = rates.ingress if rates else 0.0
-    if row.channel and row.depth and not row.clients and not row.paused:
+    has_reader = row.clients or (has_channels and not row.channel)
+    if row.depth and not has_reader and not row.paused and is_ephemeral(row.channel or row.topic):
+        yield queue_problem(Fault.LEFTOVER, f"{waiting}, in memory only", row)
+    elif row.channel and row.depth and not row.clients and not row.paused:
         growth = f", +{rate_text(ingress)}/s" if ingress > 0 else ""
         yield queue_problem(Fault.GROWS if growth else Fault.NO_CONSUMERS, waiting + growth, row)
     elif not row.channel and row.depth and not has_channels:
@@ -481,21 +495,5 @@ def find_registration_problems(
             text = f"not registered with {missing}"
             yield Problem(Fault.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:
-            yield Problem(Fault.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
-
-
-def waiting_text(count: int) -> str:
-    """Return ``1 waiting``, ``6,629 waiting``."""
-    return f"{count:,} waiting"
-
-
-def messages_text(count: int) -> str:
-    """Return ``1 message``, ``6,629 messages``."""
-    return f"{count:,} message{'s' if count != 1 else ''}"
-
-
-def rate_text(per_s: float) -> str:
-    """Return messages a second, with a decimal below ten."""
-    if 0 < per_s < 0.05:
-        return "<0.1"
-    return f"{per_s:.1f}" if 0 < per_s < 10 else f"{per_s:,.0f}"
+            text = "hidden by nsqlookupd, and still on this nsqd"
+            yield Problem(Fault.TOMBSTONED, text, topic, node=node.address)

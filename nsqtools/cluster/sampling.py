@@ -512,7 +512,7 @@ class Sampler:
                         stats.health if stats else "",
                         node.heap,
                         now_s - (node.answered_s or node.since_s) if is_silent else 0.0,
-                        f"{prefix}{error}" if error else "",
+                        f"{prefix}{DaemonFailure(node.address, error).reason}" if error else "",
                         node.answered_at_s,
                     )
                 )

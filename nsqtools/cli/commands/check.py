@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
     from nsqtools.cluster.check import CheckState, Verdict
     from nsqtools.cluster.directory import Cluster
-    from nsqtools.cluster.problems import Problem
+    from nsqtools.cluster.problems import Fault, Problem
 
 STATE_VERSION = 1
+# Of thousands of equal problems the worst are read; --json has all of them.
+MAX_OF_A_KIND = 20
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
@@ -80,7 +82,8 @@ def check(
     """Diagnose a cluster: name its problems, and a remedy for each.
 
     Takes two samples. A problem is a line with its severity, kind, place and text, with --state
-    also its age, and a line with the remedy. "not judged" lists what could not be checked.
+    also its age. A line with the remedy follows the problems of one kind, of which at most 20 are
+    listed. "not judged" lists what could not be checked.
 
     The exit status is that of monitoring plugins: 0 for no problem or notes only, 1 for warnings, 2
     for critical problems, 3 if nothing could be judged or the usage is wrong.
@@ -153,19 +156,25 @@ def _is_ignored(problem: Problem, globs: Sequence[str]) -> bool:
 
 
 def _text(verdict: Verdict, problems: Sequence[Problem], status: int) -> Iterator[str]:
+    groups: dict[tuple[Fault, str], list[Problem]] = {}
     for problem in problems:
-        yield _line(problem, verdict)
-        yield f"          {problem.remedy}"
+        groups.setdefault((problem.fault, problem.remedy), []).append(problem)
+    for (fault, remedy), group in groups.items():
+        yield from (_line(problem, verdict) for problem in group[:MAX_OF_A_KIND])
+        if (hidden := len(group) - MAX_OF_A_KIND) > 0:
+            yield f"          and {hidden:,} more: {fault.word}"
+        yield f"          {remedy}"
     for line in verdict.not_judged:
         yield escape_line(f"not judged: {line}")
     yield f"{WORDS[status]}: {_summary(verdict, problems)}"
 
 
 def _line(problem: Problem, verdict: Verdict) -> str:
-    from nsqtools.cluster.problems import format_utc
+    from nsqtools.cluster.texts import clock_text
 
     since_s = verdict.state.problems.get(problem.key, verdict.state.time_s)
-    since = f" (since {format_utc(since_s)})" if since_s < verdict.state.time_s else ""
+    now_s = verdict.state.time_s
+    since = f" (since {clock_text(since_s, now_s)})" if since_s < now_s else ""
     where = f" {problem.where}" if problem.where else ""
     word = problem.severity.word.upper()
     return escape_line(f"{word:<8}  {problem.kind}{where}: {problem.text}{since}")

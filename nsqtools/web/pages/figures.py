@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import rate_text
 from nsqtools.cluster.queue_rows import Key
+from nsqtools.cluster.texts import duration_text, rate_text
 
 UNKNOWN = "—"
 
@@ -26,7 +26,7 @@ def rate(per_s: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """Return a latency or an age, in the unit that fits: ``1.2 ms``, ``3.0 s``, ``2 h 5 min``."""
+    """Return a latency or an age, in the unit that fits: ``1.2 ms``, ``3.0 s``, ``2h5m``."""
     if value_s is None:
         return UNKNOWN
     if value_s == 0:
@@ -37,12 +37,7 @@ def seconds(value_s: float | None) -> str:
         return f"{value_s * 1e3:.1f} ms"
     if value_s < 60:
         return f"{value_s:.1f} s"
-    minutes, hours, days = (int(value_s // unit) for unit in (60, 3600, 86400))
-    if minutes < 60:
-        return f"{minutes} min {int(value_s % 60)} s"
-    if hours < 48:
-        return f"{hours} h {minutes % 60} min"
-    return f"{days} d {hours % 24} h"
+    return duration_text(value_s)
 
 
 def age(value_s: float) -> str:

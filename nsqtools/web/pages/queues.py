@@ -201,11 +201,12 @@ def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     except NsqError as error:
         failures = [DaemonFailure("", error)]
     by_address = {node.address: node for node in nodes}
-    for address, state in site.snapshot().gone.items():
+    snapshot = site.snapshot()
+    for address, state in snapshot.gone.items():
         gone = NodeStatus(address, "", "", state.version, None, (), (), "no answer")
         node = by_address.get(address, gone)
         if node.error:
-            by_address[address] = node._replace(error=f"gone {gone_text(state)}")
+            by_address[address] = node._replace(error=gone_text(state, snapshot.sample.time_s))
     return sorted(by_address.values(), key=lambda node: node.address), failures
 
 

@@ -41,9 +41,10 @@ from starlette.routing import Route
 
 from nsqtools import __version__
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import format_utc, group_by_kind
+from nsqtools.cluster.problems import group_by_kind
 from nsqtools.cluster.queue_rows import Key
 from nsqtools.cluster.sampling import NO_SAMPLE, Sample
+from nsqtools.cluster.texts import clock_text, format_utc
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
@@ -352,7 +353,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
-    filters = (*numbers, figures.size, lines, format_utc)
+    filters = (*numbers, figures.size, lines, format_utc, clock_text)
     templates.filters |= {function.__name__: function for function in filters}
     templates.globals |= {function.__name__: function for function in (group_by_kind, key_of)}
     templates.globals["version"] = __version__
