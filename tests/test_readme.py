@@ -305,7 +305,7 @@ def check(command: Command, block: Block, place: Place) -> None:
 
 def timeless(output: str) -> str:
     """Without seconds that were measured, as a busy machine takes some more, and without dates."""
-    output = re.sub(r"\d{4}-\d\d-\d\d [\d:]+ UTC", "DATE", output)
+    output = re.sub(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d UTC", "DATE", output)
     return re.sub(r"\bin \d+ s\b", "in N s", output)
 
 
