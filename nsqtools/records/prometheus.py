@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Sample = tuple[Mapping[str, str], float | int | str]
-"""Labels and a value."""
+Value = float | int | str
+Sample = tuple[Mapping[str, str], Value] | tuple[Mapping[str, str], Value, str]
+"""Labels, a value, and in a histogram the suffix of the name, such as ``_sum``."""
 
 
 class Metric(NamedTuple):
-    """``kind`` is ``gauge`` or ``counter``."""
+    """``kind`` is ``gauge``, ``counter`` or ``histogram``."""
 
     name: str
     kind: str
@@ -35,8 +36,8 @@ def metric_lines(metrics: Iterable[Metric]) -> Iterator[str]:
     for metric in metrics:
         yield f"# HELP {metric.name} {_escape(metric.help)}"
         yield f"# TYPE {metric.name} {metric.kind}"
-        for labels, value in metric.samples:
-            yield f"{metric.name}{_labels(labels)} {value}"
+        for labels, value, *suffix in metric.samples:
+            yield f"{metric.name}{''.join(suffix)}{_labels(labels)} {value}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

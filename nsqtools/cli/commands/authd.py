@@ -60,8 +60,8 @@ def serve(
     """
     from nsqtools.authd.auth_api import AnswerSettings
     from nsqtools.authd.daemon import AuthDaemon, AuthdSettings
-    from nsqtools.cli.running.service import service
     from nsqtools.http.listen import listen as bind
+    from nsqtools.http.service import service
 
     settings = AuthdSettings(
         users=users,

@@ -59,9 +59,9 @@ def serve(
         nsq schedule serve --data-path /var/lib/nsq-schedule
         nsq schedule serve --data-path /var/lib/nsq-schedule --dead-letter-topic orders.dead
     """
-    from nsqtools.cli.running.service import service
     from nsqtools.client.consumer import Consumer
     from nsqtools.client.producer import Producer
+    from nsqtools.http.service import service
     from nsqtools.schedule.clock import CheckedClock
     from nsqtools.schedule.rejected import RejectedFile, RejectedTopic
     from nsqtools.schedule.scheduler import Scheduler

@@ -228,7 +228,7 @@ def ingest(
 def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:
     """Replace the metrics file, if there is one."""
     if file is not None:
-        from nsqtools.cli.running.service import write_metrics
+        from nsqtools.http.service import write_metrics
 
         write_metrics(file, counts.metrics())
 

@@ -112,8 +112,8 @@ def web(
         tls_cert=listen_tls_cert,
         tls_key=listen_tls_key,
     )
-    from nsqtools.cli.running.service import service
     from nsqtools.http.listen import listen as bind
+    from nsqtools.http.service import service
     from nsqtools.web.actions import WebContext
     from nsqtools.web.app import WebServer
 

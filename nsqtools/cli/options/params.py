@@ -103,7 +103,7 @@ ListenHTTP = Annotated[
     str | None,
     opt(
         "[HOST:]PORT",
-        "Serve /metrics for Prometheus and /health, on loopback by default.",
+        "Serve /metrics, /health, /ready and /live, on loopback by default.",
         MONITORING,
     ),
 ]

@@ -24,9 +24,9 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
-    from nsqtools.cli.running.service import Health
     from nsqtools.cluster.directory import Cluster
     from nsqtools.cluster.topics import TopicReport
+    from nsqtools.http.service import Health
     from nsqtools.protocol.names import Address
 
 POLL_S = 0.5  # of the depth, under --until-empty: a run ends this long after its channel is empty

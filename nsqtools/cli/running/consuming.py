@@ -30,8 +30,8 @@ from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from nsqtools.cli.running.channel_watch import ChannelWatch
-    from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.topics import ConsumedTopics
+    from nsqtools.http.service import Health, Metrics, Service
     from nsqtools.tail.tail import RunLimits, Tail
 
 # A connected channel without a message for this long is empty.
@@ -125,7 +125,7 @@ class Consuming(OptionSet):
 
         ``channel`` reports why no message arrives. ``count_done`` counts the messages so far.
         """
-        from nsqtools.cli.running.service import service
+        from nsqtools.http.service import service
 
         metrics_file, environ = self.metrics_file, runtime.environ
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.channel_watch import ChannelWatch
 from nsqtools.cli.running.consuming import Consuming
@@ -28,12 +28,9 @@ if TYPE_CHECKING:
     from nsqtools.forward.parcel import ForwardTotals, Sink
 
 
-class ForwardOptions(Consuming):
-    """Options of a forwarder. Raises `ConfigurationError` if they contradict each other."""
+class DeadLetterOptions(OptionSet):
+    """When to give up a message, and where it goes. Raises `ConfigurationError`."""
 
-    keep: MessageFilter
-    pick: Pick = None
-    rate: Rate = 0.0
     max_attempts: int = opt(
         "N", "Give up after N attempts, outages not counted; 0: never.", DELIVERY, 0, min=0
     )
@@ -43,27 +40,46 @@ class ForwardOptions(Consuming):
     dead_letter_file: Path | None = opt(
         "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
     )
-    connection: ConsumerConnection
-    runtime: Session
 
     def check(self) -> None:
-        super().check()
         if self.dead_letter_topic is not None and self.dead_letter_file is not None:
             raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
         if self.max_attempts:
-            self.require_dead_letters("--max-attempts")
-        if self.dead_letter_topic in self.topics:
-            raise ConfigurationError(
-                f"dead letters cannot go to {self.dead_letter_topic}, which is forwarded"
-            )
+            self.require("--max-attempts")
 
-    def require_dead_letters(self, option: str) -> None:
+    def require(self, option: str) -> None:
         """Raise `ConfigurationError` if the dead letters of an option have no destination."""
         if self.dead_letter_topic is None and self.dead_letter_file is None:
             raise ConfigurationError(
                 f"{option} needs a destination of dead letters",
                 hint="Give --dead-letter-topic or --dead-letter-file.",
             )
+
+    def open(self, options: ClientOptions) -> DeadLetterBox | None:
+        """Return the destination of dead letters. Raises `OutputError`, `ConfigurationError`."""
+        from nsqtools.forward.dispatcher import DeadLetterFile, DeadLetterTopic
+
+        if self.dead_letter_file is not None:
+            return DeadLetterFile(self.dead_letter_file)
+        topic = self.dead_letter_topic
+        return None if topic is None else DeadLetterTopic(topic, options)
+
+
+class ForwardOptions(Consuming):
+    """Options of a forwarder. Raises `ConfigurationError` if they contradict each other."""
+
+    keep: MessageFilter
+    pick: Pick = None
+    rate: Rate = 0.0
+    dead_letters: DeadLetterOptions
+    connection: ConsumerConnection
+    runtime: Session
+
+    def check(self) -> None:
+        super().check()
+        if self.dead_letters.dead_letter_topic in self.topics:
+            topic = self.dead_letters.dead_letter_topic
+            raise ConfigurationError(f"dead letters cannot go to {topic}, which is forwarded")
 
     def settings(
         self,
@@ -85,7 +101,7 @@ class ForwardOptions(Consuming):
         if max_in_flight is not None:
             defaults["max_in_flight"] = max_in_flight
         # A pattern must not match the topic of the dead letters, which would feed themselves.
-        dead_letters = filter(None, [self.dead_letter_topic])
+        dead_letters = filter(None, [self.dead_letters.dead_letter_topic])
         return ForwardSettings(
             self.find_topics(self.connection, check=check, leave_out=dead_letters),
             channel,
@@ -93,7 +109,7 @@ class ForwardOptions(Consuming):
             keep=self.keep,
             pick=self.pick,
             rate=self.rate,
-            max_attempts=self.max_attempts,
+            max_attempts=self.dead_letters.max_attempts,
             batch=batch,
         )
 
@@ -121,7 +137,7 @@ class ForwardOptions(Consuming):
         forwarder = Forwarder(
             settings,
             sink,
-            dead_letters=self.dead_letters(settings.options),
+            dead_letters=self.dead_letters.open(settings.options),
             limits=self.limits.run_limits(),
             on_tick=lambda: watched.tick(
                 lambda: f"{counters.totals.delivered:,} messages delivered"
@@ -150,15 +166,6 @@ class ForwardOptions(Consuming):
         is_whole = not (totals.dead_lettered or totals.dropped or forwarder.left)
         status = status_of_work(is_whole=is_whole, is_anything_done=True)
         return watched.signals.status(otherwise=status)
-
-    def dead_letters(self, options: ClientOptions) -> DeadLetterBox | None:
-        """Return the destination of dead letters. Raises `OutputError`, `ConfigurationError`."""
-        from nsqtools.forward.dispatcher import DeadLetterFile, DeadLetterTopic
-
-        if self.dead_letter_file is not None:
-            return DeadLetterFile(self.dead_letter_file)
-        topic = self.dead_letter_topic
-        return None if topic is None else DeadLetterTopic(topic, options)
 
 
 def summarize(totals: ForwardTotals) -> str:

@@ -15,10 +15,10 @@ import pytest
 from plugins.console import ask
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.cli.running import monitor_http
-from nsqtools.cli.running import service as service_module
-from nsqtools.cli.running.service import service
 from nsqtools.errors import ConfigurationError
+from nsqtools.http import monitor
+from nsqtools.http import service as service_module
+from nsqtools.http.service import service
 from nsqtools.records.prometheus import Metric
 
 METRICS = [Metric("nsq_things_total", "counter", "Things.", [({"topic": 'a"b'}, 7)])]
@@ -63,8 +63,8 @@ def test_metrics_and_health_are_served_on_loopback(listen: str) -> None:
             status, kind, text = get(running.address, "/metrics")
             assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
             assert 'nsq_things_total{topic="a\\"b"} 7\n' in text
-            assert get(running.address, "/health?x=1") == (200, monitor_http.PLAIN, "fine\n")
-            assert get(running.address, "/health", "HEAD") == (200, monitor_http.PLAIN, "")
+            assert get(running.address, "/health?x=1") == (200, monitor.PLAIN, "fine\n")
+            assert get(running.address, "/health", "HEAD") == (200, monitor.PLAIN, "")
             assert get(running.address, "/etc/passwd")[0] == 404
             assert get(running.address, "/metrics", "POST")[0] == 501
             assert running.address.startswith("[::1]" if "::1" in listen else "127.0.0.1:")
@@ -80,13 +80,15 @@ def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck
     health = iter([(True, "fine"), (False, "cannot write 1 topics: clicks"), (True, "fine")])
     with service("0", {}, metrics=list, health=lambda: next(health)) as running:
         assert get(running.address, "/health")[::2] == (503, "starting\n")
+        assert get(running.address, "/live")[::2] == (200, "alive\n")
         running.ready()
-        assert get(running.address, "/health")[0] == 200
+        assert get(running.address, "/ready")[0] == 200
         assert get(running.address, "/health")[::2] == (503, "cannot write 1 topics: clicks\n")
         monkeypatch.setattr(service_module, "STUCK_AFTER_S", 0.05)
         time.sleep(0.1)
         status, _, text = get(running.address, "/health")
         assert (status, text.partition(" for ")[0]) == (503, "stuck: no progress")
+        assert get(running.address, "/live")[0] == 503
         running.alive()
         monkeypatch.setattr(service_module, "STUCK_AFTER_S", 60)
         assert get(running.address, "/health")[0] == 200
@@ -108,7 +110,7 @@ def test_that_metrics_cannot_be_written_is_said_once(
 def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(monitor_http, "REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(monitor, "REQUEST_TIMEOUT_S", 0.3)
     with service("0", {}, metrics=list, health=lambda: (True, "fine")) as running:
         running.ready()
         host, _, port = running.address.rpartition(":")

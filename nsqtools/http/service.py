@@ -1,4 +1,4 @@
-"""Supervision of a long-running command: /metrics and /health over HTTP, a file, and systemd.
+"""Supervision of a service: /metrics and probes over HTTP, a file of metrics, and systemd.
 
     with service(listen_http, environ, metrics=metrics, health=health) as supervised:
         supervised.ready()  # connected or connecting
@@ -63,11 +63,16 @@ def service(
     with ExitStack() as stack:
         stack.callback(supervised.write_metrics)
         if listen_http is not None:
-            from nsqtools.cli.running.monitor_http import serving
+            from nsqtools.http.monitor import serving
 
-            served = serving(listen_http, metrics, supervised.health)
+            probes = {
+                "/health": supervised.health,
+                "/ready": supervised.health,
+                "/live": supervised.liveness,
+            }
+            served = serving(listen_http, metrics, probes)
             supervised.address = stack.enter_context(served)
-            log.info("serving http://%s/metrics and /health", supervised.address)
+            log.info("serving http://%s/metrics, /health, /ready and /live", supervised.address)
         yield supervised
 
 
@@ -142,10 +147,18 @@ class Service:
         """Return whether the command works, and a line of text about its state."""
         if not self._is_ready:
             return False, "starting"
+        is_alive, text = self.liveness()
+        return self._health() if is_alive else (False, text)
+
+    def liveness(self) -> tuple[bool, str]:
+        """Return False if only a restart helps, and a line of text about the state.
+
+        A service that cannot reach nsqd, or still starts, is alive.
+        """
         silent_s = time.monotonic() - self._alive_at
-        if silent_s > STUCK_AFTER_S:
+        if self._is_ready and silent_s > STUCK_AFTER_S:
             return False, f"stuck: no progress for {silent_s:.0f} s"
-        return self._health()
+        return True, "alive"
 
 
 def write_metrics(path: Path, metrics: Iterable[Metric], last_problem: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The HTTP side of a long-running command: /metrics for Prometheus, /health for a load balancer.
+"""The HTTP side of a service: /metrics for Prometheus, probes for Kubernetes and load balancers.
 
 It uses the standard library's server on a daemon thread, and a few threads for requests.
 
@@ -13,7 +13,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -45,18 +45,21 @@ Answer = tuple[HTTPStatus, str, str]
 def serving(
     listen: str,
     metrics: Callable[[], Iterable[Metric]],
-    health: Callable[[], tuple[bool, str]],
+    probes: Mapping[str, Callable[[], tuple[bool, str]]],
 ) -> Iterator[str]:
-    """Serve inside; the value is the address. Raises `ConfigurationError` when it cannot listen."""
+    """Serve inside; the value is the address. ``probes`` are by path.
+
+    Raises `ConfigurationError` when it cannot listen.
+    """
 
     def answer(path: str) -> Answer:
         if path == "/metrics":
             return HTTPStatus.OK, CONTENT_TYPE, encode_metrics(metrics())
-        if path == "/health":
-            is_well, text = health()
+        if probe := probes.get(path):
+            is_well, text = probe()
             status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
             return status, PLAIN, f"{text}\n"
-        return HTTPStatus.NOT_FOUND, PLAIN, "there are /metrics and /health\n"
+        return HTTPStatus.NOT_FOUND, PLAIN, f"the paths are {', '.join(['/metrics', *probes])}\n"
 
     address = _address(listen)
     try:
