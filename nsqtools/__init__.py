@@ -14,13 +14,14 @@ __version__ = "0.3.0"
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:
     from nsqtools.client.consumer import Consumer, ConsumerHealth, OverdueMessage
-    from nsqtools.client.handling import RequeueWithoutBackoff
+    from nsqtools.client.handling import GiveUp, RequeueWithoutBackoff
     from nsqtools.client.message import Batch, Message
     from nsqtools.client.options import ClientOptions
     from nsqtools.client.producer import Producer, ProducerHealth
     from nsqtools.client.publication import Publication
     from nsqtools.forward.forwarder import Forwarder, forward_to
     from nsqtools.forward.parcel import Fate, Outcome, Parcel, Sink, ThreadedSink
+    from nsqtools.work.worker import serve
 
 __all__ = [
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "ConsumerHealth",
     "Fate",
     "Forwarder",
+    "GiveUp",
     "Message",
     "Outcome",
     "OverdueMessage",
@@ -41,6 +43,7 @@ __all__ = [
     "ThreadedSink",
     "__version__",
     "forward_to",
+    "serve",
 ]
 __all__ += errors.__all__
 
@@ -51,6 +54,7 @@ _HOMES = {
     "ConsumerHealth": "client.consumer",
     "Fate": "forward.parcel",
     "Forwarder": "forward.forwarder",
+    "GiveUp": "client.handling",
     "Message": "client.message",
     "Outcome": "forward.parcel",
     "OverdueMessage": "client.consumer",
@@ -62,6 +66,7 @@ _HOMES = {
     "Sink": "forward.parcel",
     "ThreadedSink": "forward.parcel",
     "forward_to": "forward.forwarder",
+    "serve": "work.worker",
 }
 
 

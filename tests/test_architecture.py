@@ -35,13 +35,14 @@ one_channel: client cluster errors http protocol publish records server
 schedule: client errors files protocol records
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
+work: aio client errors forward http protocol records
 spark: archive client cluster errors files protocol publish records settings tail transport
 authd: cluster errors files http protocol records
 web: authd client cluster errors files http protocol records tail
 demo: errors server
 testing: aio client errors http server
 cli: archive authd bench client cluster demo errors files forward http one_channel protocol \
-publish records replay schedule server settings spark tail web
+publish records replay schedule server settings spark tail web work
 __main__: cli
 """
 _LINES = (line.partition(":") for line in _EDGES.strip().splitlines())

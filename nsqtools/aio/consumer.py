@@ -149,7 +149,9 @@ class Consumer(ConsumerCore):
         below 1, and for a handler that returns nothing to await.
         """
         check_count("concurrency", concurrency)
-        handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
+        handling = Handling(
+            handler, answers=auto_answer, on_handled=on_handled, give_up=self._give_up
+        )
         with self._stop_signals(signals) as stop_signals:
             await self.start()
             self._auto_touches |= auto_touch

@@ -97,6 +97,7 @@ Messages
   to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, finishing each message after it is confirmed.
   to-http forwarding:to_http Send topics to HTTP endpoints, finishing each message when one has accepted it.
   to-exec to_exec:to_exec Run a command for each message, finishing the message if the command exits with status 0.
+  work work:work Call a Python function with each message, finishing the message when it returns.
   schedule Publish messages later: serve requests, and show and cancel entries.
     serve schedule:serve Publish messages when they are due: nsq pub --at, --in, --every and --cron.
     list schedule:list_ List the entries of a scheduler on this host, the earliest first.

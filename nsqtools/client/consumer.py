@@ -297,14 +297,14 @@ class ConsumerCore:
             for batch in entry:
                 requeue_undelivered(batch)
 
-    def _give_up(self, batch: Batch) -> None:
+    def _give_up(self, batch: Batch, reason: str = "") -> None:
         worker = self._workers.get(threading.get_ident()) or Worker()
         previous = worker.taken, worker.has_batch
         worker.since = time.monotonic()
         # `stop` in the callback must not wait for these messages: see there.
         worker.taken, worker.has_batch = batch, True
         try:
-            self._giving_up.give_up(batch)
+            self._giving_up.give_up(batch, reason)
         finally:
             worker.taken, worker.has_batch = previous
 
@@ -699,11 +699,12 @@ class Consumer(ConsumerCore):
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
 
         A message that the handler has not answered is finished when the handler returns, requeued
-        with backoff when it returns False or raises (the exception is logged), and requeued without
-        backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` the program answers
-        later the messages whose handler returns. With ``auto_touch`` messages are touched while
-        their handler runs. ``on_handled`` is for metrics. A handler that hangs costs one worker: no
-        other worker gets its message (`ConsumerHealth.overdue`).
+        with backoff when it returns False or raises (the exception is logged), requeued without
+        backoff when it raises `RequeueWithoutBackoff`, and given up when it raises `GiveUp`.
+        Without ``auto_answer`` the program answers later the messages whose handler returns. With
+        ``auto_touch`` messages are touched while their handler runs. ``on_handled`` is for metrics.
+        A handler that hangs costs one worker: no other worker gets its message
+        (`ConsumerHealth.overdue`).
 
         On the main thread the first SIGTERM or SIGINT stops the consumer when all delivered
         messages are handled, and `run` returns when nsqd has the answers. The second one requeues
@@ -717,7 +718,9 @@ class Consumer(ConsumerCore):
         """
         check_is_sync(handler)
         check_count("workers", workers)
-        handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
+        handling = Handling(
+            handler, answers=auto_answer, on_handled=on_handled, give_up=self._give_up
+        )
         with self._stop_signals(signals) as stop_signals:
             self.start()
             self._auto_touches |= auto_touch

@@ -54,10 +54,10 @@ class GivingUp:
         # 0, for no limit, where a message that is given up would have nowhere to go.
         self.max_attempts = options.max_attempts if self.keeps or policy == "finish" else 0
 
-    def give_up(self, batch: Batch) -> None:
-        """Give up unanswered messages."""
+    def give_up(self, batch: Batch, reason: str = "") -> None:
+        """Give up unanswered messages. The ``reason`` is logged."""
         for message in batch:
-            log.warning("giving up %r", message)
+            log.warning("giving up %r%s", message, f": {reason}" if reason else "")
             if self._is_taken(message) or self._policy == "finish":
                 message._give_up()
             elif self._dead_letters is not None:

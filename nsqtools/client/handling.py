@@ -12,7 +12,7 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Self
 
-from nsqtools.client.message import Answered, Message
+from nsqtools.client.message import Answered, Batch, Message, source_of
 from nsqtools.client.options import check_times
 from nsqtools.errors import ConfigurationError
 
@@ -34,6 +34,15 @@ class RequeueWithoutBackoff(Exception):
         super().__init__(delay_s)
         check_times(delay_s=delay_s or 0)
         self.delay_s = delay_s
+
+
+class GiveUp(Exception):
+    """Raise this in a handler of `Consumer.run` for a message that no retry will help.
+
+    The message is given up without waiting for max_attempts: it goes to ``on_giving_up`` or
+    ``dead_letter``, or is finished with ``giving_up="finish"``. A consumer without any of these
+    requeues it with backoff. The text of the exception is the reason in the log.
+    """
 
 
 OnHandled = Callable[[Message, float, BaseException | None], None]
@@ -63,13 +72,19 @@ class Handling:
     """
 
     def __init__(
-        self, handler: Callable[[Message], object], *, answers: bool, on_handled: OnHandled | None
+        self,
+        handler: Callable[[Message], object],
+        *,
+        answers: bool,
+        on_handled: OnHandled | None,
+        give_up: Callable[[Batch, str], None],
     ) -> None:
         if not callable(handler):
             raise ConfigurationError(f"the handler is {handler!r}, which cannot be called")
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
+        self._give_up = give_up
         self.fatal_error: BaseException | None = None
 
     def handle(self, message: Message) -> None:
@@ -134,6 +149,9 @@ class Handling:
         """
         if isinstance(error, RequeueWithoutBackoff):
             message.requeue(error.delay_s, backoff=False)
+        elif isinstance(error, GiveUp):
+            if not message.is_answered:
+                self._give_up(Batch(source_of(message), [message]), str(error))
         elif error is self.fatal_error or not isinstance(error, Exception):
             message.requeue(0, backoff=False)
         else:

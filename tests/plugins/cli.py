@@ -31,7 +31,7 @@ from nsqtools.cli import registry
 CHECKOUT = Path(nsqtools.__file__).parents[1]
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = patience_s(30.0)
-NEED_A_PROCESS = {"bench", "demo", "spark"}  # they start others, and a JVM
+NEED_A_PROCESS = {"bench", "demo", "spark", "work"}  # they start others, a JVM, users' code
 
 
 class Given(registry.Command):

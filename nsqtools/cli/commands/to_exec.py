@@ -122,7 +122,7 @@ def to_exec(
 
     settings = commands.settings(command, channel)
     if settings.fatal:
-        forwarding.require_dead_letters("--fatal-status")
+        forwarding.dead_letters.require("--fatal-status")
     forward_settings = forwarding.settings(
         channel, batch=commands.batch, max_in_flight=commands.max_in_flight
     )

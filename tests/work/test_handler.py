@@ -1,0 +1,165 @@
+"""The handler by its name: what is refused, and what a reload takes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.testing import fake_message
+from nsqtools.work import Decoding
+from nsqtools.work.handler import NamedHandler, make_handler, user_traceback
+
+SHOP = """
+from functools import partial
+import json
+import shop_rates
+
+def bill(message): return shop_rates.RATE
+async def bill_later(message): return 2
+def both(order, customer): ...
+def keywords(*, order): ...
+def rows(message): yield 1
+class Biller:
+    def __call__(self, message): return 3
+class LaterBiller:
+    async def __call__(self, message): return 4
+biller, later = Biller(), LaterBiller()
+bill_with = partial(bill_later)
+number = 7
+def unknown(order: "Order"): ...
+"""
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write modules to the current directory, which are forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    modules = set(sys.modules)
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    write("shop.py", SHOP)
+    write("shop_rates.py", "RATE = 1")
+    yield write
+    for name in sys.modules.keys() - modules:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_async"),
+    [
+        ("bill", False),
+        ("biller", False),
+        ("biller.__call__", False),
+        ("bill_later", True),
+        ("later", True),
+        ("bill_with", True),
+    ],
+)
+def test_a_function_or_callable_object_is_loaded(write: Write, name: str, is_async: bool) -> None:
+    handler = NamedHandler(f"shop:{name}", None).load()
+    assert (handler.is_async, handler.decode) == (is_async, None)
+    if not is_async:
+        assert handler.function(fake_message(b"")) in (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("shop", "'shop' does not name a function", "Write MODULE:FUNCTION"),
+        ("shop:", "'shop:' does not name a function", "Write MODULE:FUNCTION"),
+        ("./shop.py:bill", r"\./shop\.py is a file, not a module", "Write shop:bill."),
+        ("shops:bill", "no module named shops", "Modules are looked for in /"),
+        ("shop.no:bill", r"no module named shop\.no", "Modules are looked for in /"),
+        ("shop:bil", r"there is no bil in /.*/shop\.py", "Did you mean bill?"),
+        ("shop:Biller", "shop:Biller is a class", "Name a function, or an object"),
+        ("shop:number", "shop:number is no function, but of type int", "Write MODULE"),
+        ("shop:json", "shop:json is no function, but of type module", "Write MODULE"),
+        ("shop:rows", "shop:rows is a generator", ""),
+        ("shop:both", r"shop:both\(order, customer\) cannot be called with one argument", ""),
+        ("shop:keywords", r"shop:keywords\(\*, order\) cannot be called with one", ""),
+    ],
+)
+def test_what_cannot_handle_messages_is_refused(
+    write: Write, name: str, text: str, hint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{text}") as refused:
+        NamedHandler(name, None).load()
+    assert hint in refused.value.hint
+
+
+def test_an_annotation_of_type_checkers_matters_only_where_it_is_needed(write: Write) -> None:
+    assert NamedHandler("shop:unknown", None).load().decode is None
+    with pytest.raises(ConfigurationError, match="annotation of shop:unknown cannot be evaluated"):
+        NamedHandler("shop:unknown", Decoding.json).load()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import json\nimport no_such", r"broken.py:2: ModuleNotFoundError: No module named 'no"),
+        ("def bill(:", r"broken.py:1: invalid syntax"),
+        ("1 / 0", r"broken.py:1: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit('usage: shop')", r"broken.py:2: SystemExit: usage: shop"),
+    ],
+)
+def test_a_failed_import_names_the_line_and_shows_only_the_code_of_the_user(
+    write: Write, text: str, reason: str
+) -> None:
+    write("broken.py", text)
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        NamedHandler("broken:bill", None).load()
+    assert "\n" not in str(refused.value)
+    assert refused.value.__cause__ is not None
+    shown = user_traceback(refused.value.__cause__)
+    assert "nsqtools" not in shown
+    assert "importlib" not in shown
+    assert text.splitlines()[-1] in shown
+
+
+def test_a_reload_takes_the_changed_modules_of_the_directory_and_no_others(write: Write) -> None:
+    named = NamedHandler("shop:bill", None)
+    first, json = named.load(), sys.modules["json"]
+    write("shop_rates.py", "RATE = 22")
+    second = named.reload()
+    assert (first.function(None), second.function(None)) == (1, 22)
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize("mistake", ["RATE = (", "import no_such", "raise SystemExit"])
+def test_after_a_failed_reload_everything_is_as_before(write: Write, mistake: str) -> None:
+    named = NamedHandler("shop:bill", None)
+    handler = named.load()
+    modules = dict(sys.modules)
+    write("shop_rates.py", mistake)
+    with pytest.raises(ConfigurationError):
+        named.reload()
+    assert dict(sys.modules) == modules
+    assert handler.function(None) == 1
+    write("shop_rates.py", "RATE = 333")
+    assert named.reload().function(None) == 333
+
+
+def test_files_beside_the_handler_are_watched_before_they_are_imported(write: Write) -> None:
+    named = NamedHandler("shop:bill", None)
+    named.load()
+    versions = named.versions()
+    new = write("shop_new.py", "(")
+    assert versions.keys() | {new} == named.versions().keys()
+    assert {path.name for path in versions} == {"shop.py", "shop_rates.py"}
+
+
+def test_a_function_in_c_has_no_signature_to_check() -> None:
+    function: Any = vars
+    assert not make_handler(function, "vars", None).is_async
