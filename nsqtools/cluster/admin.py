@@ -210,9 +210,14 @@ def _plan(
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     """Plan to remove a topic from one nsqd: hide it with every nsqlookupd, then delete it there.
 
-    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`, and the failure of an
-    nsqd that does not answer.
+    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`, `ConfigurationError`
+    without nsqlookupd, and the failure of an nsqd that does not answer.
     """
+    if not cluster.lookupds:
+        raise ConfigurationError(
+            "only nsqlookupd hides a topic of one nsqd from consumers",
+            hint="Give one with --lookupd-http-address.",
+        )
     inventory = take_inventory(cluster)
     failed = dict(inventory.failures)
     names = {at: aliases for at in (*inventory.nodes, *failed) if (aliases := cluster.names_of(at))}

@@ -406,6 +406,8 @@ def exposure_of_secret(path: Path) -> str:
         status = path.stat()
     except OSError:
         return ""
+    if not stat.S_ISREG(status.st_mode):  # The reader reports a directory or a device.
+        return ""
     allowed = stat.S_IRGRP if status.st_uid == 0 else 0
     if not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
         return ""

@@ -224,9 +224,11 @@ class HTTPAPI:
                 hint="Set tls_root_ca_file (nsq: --tls-ca-file) to the CA of its certificate.",
             )
         if isinstance(exc, httpcore.ConnectError):
-            return ConnectionFailed(
-                f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
-            )
+            hint = "Check the address and port."
+            if "wrong version number" in reason:  # OpenSSL's name for an answer that is not TLS
+                reason = "the peer does not speak TLS"
+                hint = f"Write {self.url.replace('https:', 'http:', 1)}, or the port of https."
+            return ConnectionFailed(f"cannot connect to {self.url} ({reason})", hint=hint)
         if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
             return ProtocolError(f"{self.url} does not speak HTTP ({reason})", hint=PORTS)
         return ConnectionFailed(f"{self.url}: {reason}")
@@ -401,6 +403,8 @@ class NsqlookupdHTTPClient(HTTPAPI):
         except HTTPError as exc:
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
+            if exc.status == 404 and exc.code == "NOT_FOUND":  # nsqd, for any unknown path
+                raise _unlike(self.url, self.kind) from exc
             raise
         return decode_lookup(answer, self.url, self._access)
 

@@ -193,13 +193,12 @@ def decode_dead_letter(line: bytes) -> tuple[Envelope, str]:
 class Splitter:
     """Splits a stream into records: `feed` chunks, and call `end` for the last record.
 
-    Every byte is part of a record or of a delimiter. ``limit`` bounds the memory, in bytes, of a
-    record without a delimiter. It does not limit the size of a message.
+    Every byte is part of a record or of a delimiter. Without a ``delimiter`` the whole stream is
+    one record. ``limit`` bounds the memory, in bytes, of a record without a delimiter. It does not
+    limit the size of a message.
     """
 
     def __init__(self, delimiter: bytes = b"\n", *, limit: int):
-        if not delimiter:
-            raise ValueError("the delimiter is empty")
         self._delimiter = delimiter
         self._limit = limit
         self._pending = bytearray()
@@ -212,6 +211,9 @@ class Splitter:
         that all complete records have been returned before.
         """
         self._check_limit()
+        if not self._delimiter:
+            self._pending += chunk
+            return []
         if self._pending:
             # The pending bytes may end with the beginning of a delimiter.
             begin = max(0, len(self._pending) + 1 - len(self._delimiter))
@@ -234,7 +236,9 @@ class Splitter:
         if len(self._pending) > self._limit:
             raise NsqError(
                 f"input record {self._records + 1} is longer than {self._limit} bytes",
-                hint=f"The delimiter {self._delimiter!r} did not occur: is --delimiter right?",
+                hint=f"The delimiter {self._delimiter!r} did not occur: is --delimiter right?"
+                if self._delimiter
+                else "nsqd accepts no message of that size.",
             )
 
 

@@ -1,8 +1,8 @@
 """Parse values of a command line: sizes, times, durations, backslash escapes.
 
-The grammar of durations (``30s``, ``1h30m``) is in `nsqtools.protocol.text`; `parse_span` also
-refuses negative ones. Delimiters and templates contain escapes. Every function raises
-``ValueError`` with a message that shows the accepted forms.
+The grammar of durations (``30s``, ``1h30m``) is in `nsqtools.protocol.text`; command lines also
+accept days (``7d``), and `parse_span` refuses negative durations. Delimiters and templates contain
+escapes. Every function raises ``ValueError`` with a message that shows the accepted forms.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def _value(escape: re.Match[bytes]) -> bytes:
     raise ValueError(f"unknown escape {sequence}; known are \\n \\t \\r \\0 \\xNN \\\\")
 
 
+_DAYS = re.compile(r"([-+]?)(\d+\.?\d*|\.\d+)d(?=[\d.]|\Z)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
 
 
@@ -50,9 +51,22 @@ class Moment(NamedTuple):
     ns: int
 
 
+def parse_days(text: str) -> float:
+    """Return a duration in seconds. It may begin with days of 24 hours, which Go does not have."""
+    days = _DAYS.match(text)
+    if days is None:
+        return parse_duration(text)
+    sign, count = days.groups()
+    try:
+        seconds = parse_duration(f"{float(count) * 24:f}h{text[days.end() :]}")
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a duration; write 30s, 1h30m or 7d") from error
+    return -seconds if sign == "-" else seconds
+
+
 def parse_span(text: str) -> float:
     """Return a duration that is not negative, in seconds."""
-    seconds = parse_duration(text.strip())
+    seconds = parse_days(text.strip())
     if seconds < 0:
         raise ValueError(f"{text!r} is negative")
     return seconds
@@ -72,18 +86,18 @@ def parse_time(text: str, *, now_ns: int) -> int:
     """Return a point in time as nanoseconds since 1970.
 
     Accepts RFC 3339 (``2026-11-21T08:00:00Z``; a missing offset means UTC, a missing time
-    midnight), ``now``, and a distance from now (``-2h``, ``+30s``).
+    midnight), ``now``, and a distance from now (``-2h``, ``-1d``, ``+30s``).
     """
     text = text.strip()
     if text == "now":
         return now_ns
     if text[:1] in ("-", "+"):
-        return now_ns + round(parse_duration(text) * NS)
+        return now_ns + round(parse_days(text) * NS)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a time; write 2026-11-21T08:00:00Z, 2026-11-21 or -2h"
+            f"{text!r} is not a time; write 2026-11-21T08:00:00Z, 2026-11-21, -2h or -1d"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

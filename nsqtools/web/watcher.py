@@ -45,6 +45,7 @@ class Watcher:
         self._next_sample = _new_future()  # done with the next sample
         self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
         self._cost_s = 0.0
+        self._failures: dict[str, str] = {}
 
     @property
     def is_slowed(self) -> bool:
@@ -110,10 +111,21 @@ class Watcher:
         sample = self.sampler.sample()
         self.took_s = time.monotonic() - began_s
         self.history.add(sample)
+        self._log_failures(sample)
         with self._changed:
             self._past.add(sample)
             self.latest = sample
             self._wake()
+
+    def _log_failures(self, sample: Sample) -> None:
+        """Log when a daemon begins to fail, or fails in another way, and when it responds again."""
+        failures = {failure.address: str(failure.error) for failure in sample.failures}
+        for address, text in failures.items():
+            if self._failures.get(address) != text:
+                log.warning("%s", text)
+        for address in self._failures.keys() - failures.keys():
+            log.info("%s responds again", address)
+        self._failures = failures
 
     def _note_cost(self, cost_s: float) -> None:
         """Adapt the interval to the CPU time of the whole process per sample."""

@@ -154,9 +154,16 @@ def test_the_cuts_between_chunks_do_not_matter(delimiter: bytes, data: st.DataOb
     assert split(chunks, delimiter) == records + ([last] if last else [])
 
 
+def test_without_a_delimiter_the_stream_is_one_record() -> None:
+    splitter = Splitter(b"", limit=10)
+    assert [splitter.feed(b"a\n"), splitter.feed(b"\0b")] == [[], []]
+    assert splitter.end() == [b"a\n\0b"]
+    splitter.feed(b"x" * 11)
+    with pytest.raises(NsqError, match="record 1 is longer than 10 bytes"):
+        splitter.end()
+
+
 def test_a_record_over_the_limit_ends_the_input_and_small_chunks_cost_no_more() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Splitter(b"", limit=10)
     splitter = Splitter(limit=10)
     assert splitter.feed(b"a") == []
     assert splitter.feed(b"\n" + b"x" * 10) == [b"a"]  # each chunk gives its records at once

@@ -7,9 +7,10 @@ from nsqtools.records.units import NS, parse_size, parse_span, parse_time, unesc
 NOW_NS = 1_700_000_000 * NS
 
 
-@pytest.mark.parametrize("text", ["", "10", "5 minutes", "1d", "s", "-5s"])
+@pytest.mark.parametrize("text", ["", "10", "5 minutes", "d", "1d12", "1h1d", "-1d", "s", "-5s"])
 def test_a_span_is_a_duration_and_not_negative(text: str) -> None:
     assert parse_span("1h30m") == 5400
+    assert (parse_span("1d"), parse_span("1.5d1h")) == (86_400, 133_200)
     with pytest.raises(ValueError, match=r"negative|duration|unit"):
         parse_span(text)
 
@@ -30,6 +31,7 @@ TIMES = {"1970-01-01T00:00:00Z": 0, "1969-12-31T23:59:59Z": -NS, "now": NOW_NS}
 TIMES |= {"2023-11-14T22:13:20Z": NOW_NS, "2023-11-14T23:13:20+01:00": NOW_NS}
 TIMES |= {"2023-11-14T22:13:20": NOW_NS, "2023-11-14T22:13:20.000001Z": NOW_NS + 1000}
 TIMES |= {"2023-11-14": 1_699_920_000 * NS, "-2h": NOW_NS - 7200 * NS, "+250ms": NOW_NS + NS // 4}
+TIMES |= {"-1d12h": NOW_NS - 129_600 * NS}
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2023-13-01", "22:13", "-2 hours"])

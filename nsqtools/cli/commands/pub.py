@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.options.params import INPUT, Json, Topic, parse_delimiter
+from nsqtools.cli.options.params import INPUT, Json, Topic
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
@@ -28,7 +28,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records import filters
 from nsqtools.records.envelope import RecordFormat
-from nsqtools.records.units import parse_span
+from nsqtools.records.units import parse_span, unescape
 
 if TYPE_CHECKING:
     from nsqtools.publish.input import InputCheckpoint
@@ -58,7 +58,10 @@ def pub(
         default=RecordFormat.raw,
     ),
     delimiter: bytes | None = opt(
-        "-d TEXT", "Delimiter of records; \\0 for NUL.", parser=parse_delimiter, show_default="\\n"
+        "-d TEXT",
+        "Delimiter of records; \\0 for NUL, '' for one message of everything.",
+        parser=unescape,
+        show_default="\\n",
     ),
     where: filters.Filter | None = opt(
         "JQ", "Publish only JSON bodies that satisfy this jq expression.", parser=filters.where
@@ -95,6 +98,8 @@ def pub(
     line without a newline is published unchanged, and again as a whole once it has grown. A second
     run with the same checkpoint is refused, by a lock on FILE.lock.
 
+    With -d '' each file, or standard input, is one message with every byte of it.
+
     With --channel only that channel of the topic gets the messages, from a temporary nsqd (see nsq
     replay), which ends when they are consumed.
 
@@ -114,6 +119,7 @@ def pub(
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
         nsq pub -t orders --channel billing @missed.log --lookupd-http-address lookup:4161
+        curl -s https://example.com/report.json | nsq pub -t reports -d ''
         nsq pub -t orders --at 2026-12-24T18:00Z --key order-42 '{"id": 42}'
     """
     from nsqtools.publish.input import START, RecordSource
@@ -127,7 +133,9 @@ def pub(
             source.texts, defers=defer is not None, channel=publishing.channel.name
         )
         select, publish_topic = schedule.request_for(topic, select), schedule.schedule_topic
-    ending = delimiter or b"\n"
+    ending = b"\n" if delimiter is None else delimiter
+    if not ending and (checkpoint is not None or publishing.unsent_file is not None):
+        raise ConfigurationError("--checkpoint and --unsent-file need a delimiter of records")
     with (
         open_checkpoint(checkpoint, source, ending, publishing, runtime) as position,
         publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=source.paths) as run,

@@ -1,4 +1,4 @@
-"""Run a command line through typer: a tree of lazy commands, and translated usage errors.
+"""Run a command line through typer: a tree of lazy commands.
 
 The tree is built from the registry. A command is imported when it is chosen. Until then it is a
 name and a line of help, which suffices for listings, completion of names and "did you mean".
@@ -15,24 +15,18 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from nsqtools.cli.parsing.binding import (
-    BadOptionUsage,
-    BadParameter,
-    MissingParameter,
-    NativeCoercion,
-    NoSuchOption,
-    UsageError,
-    flatten,
-)
+from nsqtools.cli.parsing.binding import NativeCoercion, UsageError, flatten
 from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
+from nsqtools.cli.parsing.mistakes import (
+    explain,
+    refuse_single_dashes,
+    split_queues,
+    suggest_command,
+)
 from nsqtools.cli.registry import COMMANDS, REMOVED, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime, before_dashes, configure_logging, with_json
-from nsqtools.errors import ConfigurationError
 
 HELP_NAMES = ["-h", "--help"]
-
-# Least similarity of a suggested option. click's 0.6 would suggest --where for --header.
-SUGGESTION_SIMILARITY = 0.75
 
 
 class RealCommand(NativeCoercion, TyperCommand):
@@ -47,7 +41,8 @@ class RealCommand(NativeCoercion, TyperCommand):
         if "--json" in names and "-o" not in names:
             words = before_dashes(args)
             args = [*with_json(words), *args[len(words) :]]
-        return super().parse_args(ctx, args)
+        refuse_single_dashes(self.params, args, ctx)
+        return super().parse_args(ctx, split_queues(self.params, args))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         color, width = ctx.obj.has_color, ctx.obj.width
@@ -85,13 +80,10 @@ class LazyGroup(NativeCoercion, TyperGroup):
         try:
             name, command, arguments = super().resolve_command(ctx, args)
         except UsageError as error:
-            # The import takes 3 ms, so it is not at the top of the module.
-            from difflib import get_close_matches
-
             if replacement := REMOVED.get(f"{ctx.command_path} {args[0]}"):
                 error.message = f"{ctx.command_path} {args[0]} was removed: use {replacement}"
-            elif matches := get_close_matches(args[0], self.commands, 1):
-                error.message = f"{error.message.rstrip('.')}. Did you mean {matches[0]!r}?"
+            elif suggestion := suggest_command(ctx.command_path, args, self.group):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {suggestion}?"
             raise
         return name, command if isinstance(command, LazyGroup) else self.load(args[0]), arguments
 
@@ -130,7 +122,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     except Exit as exit_request:  # after --help
         return exit_request.exit_code
     except UsageError as error:
-        raise _wrong_usage(error, f"nsq {arguments[0]}", arguments) from error
+        raise explain(error, f"nsq {arguments[0]}", arguments) from error
 
 
 def parser_of(name: str, function: Callable[..., Any]) -> Any:
@@ -142,59 +134,3 @@ def parser_of(name: str, function: Callable[..., Any]) -> Any:
         context_settings=getattr(function, "context_settings", None),
     )
     return get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
-
-
-def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
-    path = error.ctx.command_path if error.ctx else command
-    if isinstance(error, NoSuchOption):
-        name = f"{path} {error.option_name}"
-        if replacement := REMOVED.get(name):
-            error.message = f"{name} was removed: use {replacement}"
-    hint = _topic_hint(error, path, arguments) or _hint(error, path)
-    return ConfigurationError(_message(error), hint=hint)
-
-
-def _topic_hint(error: UsageError, path: str, arguments: Sequence[str]) -> str:
-    """Return a hint for a topic without ``-t`` (``nsq tail clicks``), "" for other mistakes."""
-    context: Any = error.ctx
-    parameters = context.command.params if context else ()
-    missing = error.param if isinstance(error, MissingParameter) else None
-    is_missing = missing is not None and missing.name == "topic"
-    is_too_many = error.message.startswith("Got unexpected extra argument")
-    has_topic_option = any("-t" in parameter.opts for parameter in parameters)
-    if not has_topic_option or not (is_missing or is_too_many):
-        return ""
-    word = next(iter(arguments[len(path.split()) - 1 :]), "-")
-    if word.startswith("-"):
-        return ""
-    if any(parameter.param_type_name == "argument" for parameter in parameters):
-        return f"Write {path} -t TOPIC {word}, or {path} -t {word}" if is_missing else ""
-    return f"Write {path} -t {word}"
-
-
-def _message(error: UsageError) -> str:
-    """Return the error in one line in our style, with the place of an invalid setting."""
-    message = error.message if isinstance(error, NoSuchOption) else error.format_message()
-    context: Any = error.ctx
-    if isinstance(error, BadParameter) and context and error.param:
-        from nsqtools.cli.options.connection import active_setting
-
-        setting = active_setting(context, error.param.name)
-        if setting is not None:
-            message = f"{setting.place}: {error.message}"
-    return message[:1].lower() + message[1:].rstrip(".")
-
-
-def _hint(error: UsageError, path: str) -> str:
-    if isinstance(error, NoSuchOption):
-        if path == "nsq":
-            return f"Options come after the command: nsq COMMAND {error.option_name}"
-        from difflib import get_close_matches
-
-        if near := get_close_matches(
-            error.option_name, error.possibilities or (), 1, SUGGESTION_SIMILARITY
-        ):
-            return f"Did you mean {near[0]}?"
-    if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
-        return f"Write {error.option_name} alone for yes, and omit it for the default."
-    return f"See {path} --help."

@@ -235,7 +235,6 @@ class NativeCoercion:
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         for parameter in self.params:
             set_converter(parameter)
-        _refuse_single_dashes(self.params, args, ctx)
         return super().parse_args(ctx, args)  # type: ignore[misc]
 
 
@@ -247,30 +246,6 @@ def _convert(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
         return convert(value)
     except ValueError as error:
         raise BadParameter(str(error), ctx=ctx, param=param) from error
-
-
-def _refuse_single_dashes(params: list[Any], args: list[str], ctx: Any) -> None:
-    """Raise `NoSuchOption` for a long option with one dash, as Go's utilities accept it.
-
-    ``-topic clicks`` would otherwise be parsed as ``-t opic`` and an argument ``clicks``.
-    """
-    options = {
-        name: parameter
-        for parameter in params
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    }
-    takes_value = False
-    for arg in args:
-        if takes_value:
-            takes_value = False
-        elif arg == "--":
-            return
-        elif arg.startswith("-"):
-            name, equals, _ = arg.partition("=")
-            if f"-{name}" in options and len(name) > 2:
-                raise NoSuchOption(name, possibilities=[f"-{name}"], ctx=ctx)
-            option = options.get(name)
-            takes_value = option is not None and not (option.is_flag or option.count or equals)
 
 
 def annotation_of(parameter: Any) -> Any:

@@ -171,7 +171,7 @@ def format_plan(steps: Iterable[Step]) -> list[str]:
     """Return the plan as lines, with the messages that are lost and the connected clients."""
     plan = []
     for step in steps:
-        loss = f", {step.messages} messages are lost" if step.messages else ""
+        loss = f", {step.messages:,} messages are lost" if step.messages else ""
         plan.append(f"{step.text} on {step.daemon} {step.address}{loss}")
         plan += [f"    connected, may create it again: {client}" for client in step.clients]
     return plan

@@ -91,7 +91,7 @@ EXTRA_OF |= dict.fromkeys(("cryptography", "jwt"), "authd")
 # Our errors contain the address in their message.
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
-DEFAULT_ADDRESS = re.compile(r"cannot connect to (https?://)?127\.0\.0\.1:415[01]\b")
+DEFAULT_ADDRESS = re.compile(r"cannot connect to (http://)?127\.0\.0\.1:415[01]\b")
 NO_NSQD_HINT = (
     "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
     "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
