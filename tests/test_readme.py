@@ -74,12 +74,14 @@ OPERATE_GUIDE = "nsq-operate.7.md"
 # and tests/schedule that of the scheduler, tests/authd that of users
 SCHEDULE_GUIDE = "nsq-schedule.7.md"
 AUTH_GUIDE = "nsq-auth.7.md"
+KUBERNETES_GUIDE = "nsq-kubernetes.7.md"  # of which tests/packaging validates the manifests
 OWN_TESTS = (
     TUTORIAL,
     OPERATE_GUIDE,
     SPARK_GUIDE,
     SCHEDULE_GUIDE,
     AUTH_GUIDE,
+    KUBERNETES_GUIDE,
     "nsq-lake.7.md",
     "nsq-config.5.md",
 )

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 # Names of NSQ's Go utilities. Invoked by one of them, nsq accepts its flags (`commands.compat`).
-UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
+UTILITIES = (
+    "nsq_stat",
+    "nsq_tail",
+    "nsq_to_file",
+    "nsq_to_http",
+    "nsq_to_nsq",
+    "to_nsq",
+    "nsqadmin",
+)
 
 SCRIPTS = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
 
@@ -123,6 +131,8 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
 
     clean_inherited_signals()
     command = COMMANDS.get(arguments[0])
+    if command is None:
+        _run_plugin(arguments)
     if isinstance(command, Command) and command.raw:
         return command.load()(list(arguments[1:])) or 0
     # The Go utilities accept --version too.
@@ -133,6 +143,16 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
 
     _reduce_garbage_collection()
     return run(arguments)
+
+
+def _run_plugin(arguments: Sequence[str]) -> None:
+    """Become the program ``nsq-NAME`` of PATH, if there is one for a command that nsq lacks."""
+    from shutil import which
+
+    name = arguments[0]
+    # An option names no program, and a path would name one outside of PATH.
+    if not name.startswith("-") and "/" not in name and (program := which(f"nsq-{name}")):
+        os.execv(program, [program, *arguments[1:]])
 
 
 def _reduce_garbage_collection() -> None:

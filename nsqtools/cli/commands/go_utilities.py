@@ -1,4 +1,4 @@
-"""Translate command lines of the six utilities of nsq 1.3.0 to those of nsq. Pure.
+"""Translate command lines of seven programs of nsq 1.3.0 to those of nsq. Pure.
 
 The translation has the same meaning as far as possible. nsq-migration(7) lists the differences.
 """
@@ -45,6 +45,9 @@ _MODE = (
     "hostpool",
     "the upstream request mode options: round-robin, hostpool (default), epsilon-greedy",
 )
+
+_NOT_OF_WEB = """allow-config-from-cidr config dev-static-dir graphite-url log-prefix
+statsd-counter-format statsd-gauge-format statsd-interval statsd-prefix"""
 
 UTILITIES: dict[str, Flags] = {
     "nsq_tail": _flags_of_rows(
@@ -141,6 +144,26 @@ UTILITIES: dict[str, Flags] = {
         _LOOKUPD,
         _CONSUMER,
         _VERSION,
+    ),
+    "nsqadmin": _flags_of_rows(
+        ("http-address", "0.0.0.0:4171", "<addr>:<port> to listen on for HTTP clients"),
+        ("base-path", "/", "URL base path"),
+        ("admin-user", (), f"admin user {_SEVERAL}"),
+        ("acl-http-header", "X-Forwarded-User", "HTTP header with the authenticated user"),
+        ("notification-http-endpoint", "", "HTTP endpoint that gets notifications of actions"),
+        ("http-client-tls-insecure-skip-verify", False, "do not verify TLS certificates"),
+        ("http-client-tls-root-ca-file", "", "path to CA file for the HTTP client"),
+        ("http-client-tls-cert", "", "path to certificate file for the HTTP client"),
+        ("http-client-tls-key", "", "path to key file for the HTTP client"),
+        ("log-level", "info", "set log verbosity: debug, info, warn, error, or fatal"),
+        ("nsqd-http-address", (), f"nsqd HTTP address {_SEVERAL}"),
+        _LOOKUPD,
+        _CONNECT,
+        _REQUEST,
+        _VERSION,
+        *((name, "", "not supported by nsq web") for name in _NOT_OF_WEB.split()),
+        ("proxy-graphite", False, "not supported by nsq web"),
+        ("verbose", False, "no effect"),
     ),
 }
 
@@ -359,7 +382,44 @@ def _template(text: str) -> str:
     return text.replace("\\", "\\\\").replace("{", "{{").replace("}", "}}")
 
 
-_IN_ORDER = (_tail, _to_nsq, _stat, _to_file, _to_nsq_mirror, _to_http)
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_OPTIONS_OF_TLS = {
+    "http-client-tls-root-ca-file": "--tls-ca-file",
+    "http-client-tls-cert": "--tls-cert",
+    "http-client-tls-key": "--tls-key",
+}
+
+
+def _admin(values: FlagValues) -> list[str]:
+    """Unlike nsqadmin, changes are allowed on an address of this machine alone."""
+    for name in (*_NOT_OF_WEB.split(), "proxy-graphite"):
+        _need(not values[name], f"nsq web has no --{name} (man nsq-console)")
+    _need(
+        not values["admin-user"],
+        "--admin-user believes a header that anyone can send:"
+        " use nsq web --allow-changes --admin-user USER --trusted-proxy CIDR",
+    )
+    _check_source(values, "nsqd-http-address")
+    _check_timeouts(values)
+    level = values["log-level"].lower()
+    _need(level in LOG_LEVELS, "--log-level is invalid")
+    argv = ["web", "--listen", values["http-address"]]
+    if values["http-address"].rpartition(":")[0] in _LOCAL_HOSTS:
+        argv.append("--allow-changes")
+    argv += _unchanged(values, "acl-http-header", "notification-http-endpoint")
+    argv += _unchanged(values, "nsqd-http-address", "lookupd-http-address")
+    if values["base-path"] != "/":
+        argv += _unchanged(values, "base-path")
+    for name, option in _OPTIONS_OF_TLS.items():
+        if values[name]:
+            argv += [option, values[name]]
+    if values["http-client-tls-insecure-skip-verify"]:
+        argv.append("--tls-insecure")
+    timeout = format_duration(values["http-client-request-timeout"])
+    return [*argv, "--timeout", timeout, *LOG_LEVELS[level]]
+
+
+_IN_ORDER = (_tail, _to_nsq, _stat, _to_file, _to_nsq_mirror, _to_http, _admin)
 # Functions that translate the flags of a utility to a command line without ``nsq``. They raise
 # `GoFatal`.
 TRANSLATORS = dict(zip(UTILITIES, _IN_ORDER, strict=True))

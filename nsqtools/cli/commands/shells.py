@@ -50,10 +50,10 @@ def compat(
 ) -> None:
     """Use the names and flags of NSQ's Go utilities with this program.
 
-    Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http, the program
-    accepts the flags of that utility. --install creates links with these names, and replaces only
-    such links. explain shows the native command line for one of a utility. nsq-migration(7) lists
-    the differences.
+    Called as nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq, nsq_to_http or nsqadmin, the
+    program accepts the flags of that utility. --install creates links with these names, and
+    replaces only such links. explain shows the native command line for one of a utility.
+    nsq-migration(7) lists the differences.
 
     Examples:
         nsq compat --install /usr/local/bin
