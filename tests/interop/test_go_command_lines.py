@@ -1,4 +1,4 @@
-"""Every flag of NSQ's six utilities: the same command line, the Go program and ours side by side.
+"""Every flag of the utilities of NSQ: the same command line, the Go program and ours side by side.
 
 A flag that the Go program has and no command line here has fails, as does one that we do not know.
 """
@@ -12,21 +12,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
 from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
 from plugins.http_server import MakeServer
 from plugins.in_process import Result
+from plugins.ports import ReservedPort
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.commands.compat import go_main
 from nsqtools.cli.commands.go_utilities import UTILITIES
+from nsqtools.cli.commands.shells import explain
 
 pytestmark = pytest.mark.real_nsqd
 
@@ -187,6 +190,47 @@ def test_to_nsq_ends_without_nsqd(world: World) -> None:
             process.stdin.flush()
             assert process.wait(DEADLINE_S) == 1  # while its input stays open
             assert b"connection refused" in process.communicate()[1]
+
+
+def test_nsqadmin(world: World) -> None:
+    world.fill("admin", b"one")
+    answers = {}
+    for side in SIDES:
+        address = f"127.0.0.1:{ReservedPort().number}"
+        line = f"""nsqadmin -http-address={address} -base-path=/nsq -acl-http-header=X-User
+            -lookupd-http-address=LOOKUPD -http-client-connect-timeout=1s -log-level=warn
+            -http-client-request-timeout=2s -verbose"""
+        with running(world.command(side, line)):
+
+            def topics(url: str = f"http://{address}/nsq/api/topics") -> object:
+                with suppress(httpx.HTTPError):
+                    return httpx.get(url).json()
+                return None
+
+            answers[side] = wait_until(topics, what="an answer")
+    assert answers["ours"] == answers["go"]
+
+
+def test_flags_of_nsqadmin_become_options_of_nsq_web_or_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["-nsqd-http-address=h:4151", "-http-client-tls-cert=c.pem"]
+    flags += ["-http-client-tls-key=k.pem", "-http-client-tls-root-ca-file=ca.pem"]
+    flags += ["-http-client-tls-insecure-skip-verify", "-notification-http-endpoint=http://n/"]
+    [line, _] = explain("nsqadmin", flags)
+    assert line == (
+        "nsq web --listen 0.0.0.0:4171 --acl-http-header X-Forwarded-User"
+        " --notification-http-endpoint http://n/ --nsqd-http-address h:4151 --tls-ca-file ca.pem"
+        " --tls-cert c.pem --tls-key k.pem --tls-insecure --timeout 5s --verbose"
+    )
+    [line, _] = explain("nsqadmin", [*flags, "-http-address=127.0.0.1:4171"])
+    assert " --allow-changes " in line
+    refused = """-allow-config-from-cidr=10.0.0.0/8 -config=c -dev-static-dir=d -graphite-url=g
+        -log-prefix=p -proxy-graphite -statsd-counter-format=c -statsd-gauge-format=g
+        -statsd-interval=30s -statsd-prefix=p -admin-user=ann"""
+    for flag in refused.split():
+        assert go_main("nsqadmin", [*flags, flag]) == 1  # unlike nsqadmin itself
+        assert flag.partition("=")[0] in capsys.readouterr().err
 
 
 def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(world: World) -> None:

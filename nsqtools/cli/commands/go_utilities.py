@@ -46,8 +46,18 @@ _MODE = (
     "the upstream request mode options: round-robin, hostpool (default), epsilon-greedy",
 )
 
-_NOT_OF_WEB = """allow-config-from-cidr config dev-static-dir graphite-url log-prefix
-statsd-counter-format statsd-gauge-format statsd-interval statsd-prefix"""
+_NOT_OF_WEB = (
+    ("allow-config-from-cidr", "127.0.0.1/8", "not supported by nsq web"),
+    ("config", "", "not supported by nsq web"),
+    ("dev-static-dir", "", "not supported by nsq web"),
+    ("graphite-url", "", "not supported by nsq web"),
+    ("log-prefix", "[nsqadmin] ", "not supported by nsq web"),
+    ("proxy-graphite", False, "not supported by nsq web"),
+    ("statsd-counter-format", "stats.counters.%s.count", "not supported by nsq web"),
+    ("statsd-gauge-format", "stats.gauges.%s", "not supported by nsq web"),
+    ("statsd-interval", 60.0, "not supported by nsq web"),
+    ("statsd-prefix", "nsq.%s", "not supported by nsq web"),
+)
 
 UTILITIES: dict[str, Flags] = {
     "nsq_tail": _flags_of_rows(
@@ -155,15 +165,14 @@ UTILITIES: dict[str, Flags] = {
         ("http-client-tls-root-ca-file", "", "path to CA file for the HTTP client"),
         ("http-client-tls-cert", "", "path to certificate file for the HTTP client"),
         ("http-client-tls-key", "", "path to key file for the HTTP client"),
-        ("log-level", "info", "set log verbosity: debug, info, warn, error, or fatal"),
+        ("log-level", "INFO", "set log verbosity: debug, info, warn, error, or fatal"),
         ("nsqd-http-address", (), f"nsqd HTTP address {_SEVERAL}"),
         _LOOKUPD,
         _CONNECT,
         _REQUEST,
         _VERSION,
-        *((name, "", "not supported by nsq web") for name in _NOT_OF_WEB.split()),
-        ("proxy-graphite", False, "not supported by nsq web"),
         ("verbose", False, "no effect"),
+        *_NOT_OF_WEB,
     ),
 }
 
@@ -392,8 +401,8 @@ _OPTIONS_OF_TLS = {
 
 def _admin(values: FlagValues) -> list[str]:
     """Unlike nsqadmin, changes are allowed on an address of this machine alone."""
-    for name in (*_NOT_OF_WEB.split(), "proxy-graphite"):
-        _need(not values[name], f"nsq web has no --{name} (man nsq-console)")
+    for name, default, _ in _NOT_OF_WEB:
+        _need(values[name] == default, f"nsq web has no --{name} (man nsq-console)")
     _need(
         not values["admin-user"],
         "--admin-user believes a header that anyone can send:"

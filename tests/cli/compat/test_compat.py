@@ -9,7 +9,7 @@ import pytest
 from nsqtools.cli.commands import compat
 from nsqtools.cli.commands.compat import go_main
 from nsqtools.cli.commands.go_utilities import UTILITIES
-from nsqtools.cli.commands.shells import explain, make_links
+from nsqtools.cli.commands.shells import make_links
 from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.cli.running.runtime import ReaderGone
 from nsqtools.errors import ConfigurationError, OutputError
@@ -56,25 +56,4 @@ def test_what_the_go_program_takes_and_cannot_do_is_refused(
         ("nsq_to_file", ["-consumer-opt=typo,1"], "unknown client option 'typo'"),
     ):
         assert go_main(program, ["-topic=t", "-nsqd-tcp-address=127.0.0.1:1", *flags]) == 1, flags
-        assert complaint in capsys.readouterr().err
-
-
-def test_nsqadmin_is_nsq_web_and_flags_that_it_lacks_are_refused_by_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = ["-lookupd-http-address=h:4161", "-base-path=/nsq", "-http-client-tls-cert=c.pem"]
-    [line, _] = explain("nsqadmin", flags)
-    assert line.startswith("nsq web --listen 0.0.0.0:4171 --acl-http-header X-Forwarded-User ")
-    assert line.endswith("--base-path /nsq --tls-cert c.pem --timeout 5s --verbose")
-    [line, _] = explain("nsqadmin", [*flags, "-http-address=127.0.0.1:4171"])
-    assert " --allow-changes " in line
-
-    for flag, complaint in (
-        ("-graphite-url=http://g", "nsq web has no --graphite-url"),
-        ("-proxy-graphite", "nsq web has no --proxy-graphite"),
-        ("-statsd-interval=30s", "nsq web has no --statsd-interval"),
-        ("-admin-user=ann", "--trusted-proxy"),
-        ("-nsqd-http-address=h:4151", "not both"),
-    ):
-        assert go_main("nsqadmin", [*flags, flag]) == 1
         assert complaint in capsys.readouterr().err
