@@ -7,6 +7,7 @@ checker sees, because they too are knowledge of another package.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -66,10 +67,11 @@ ONLY_IN = {"pyspark": "spark/", "typer": "cli/", "rich": "cli/", "textual": "cli
 MAX_LEVELS = {"client": 9}
 
 
-SOURCES = {
-    path.relative_to(PACKAGE): ast.parse(path.read_text("utf-8"))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """The modules, parsed when a test asks: every worker reads this file, one runs its tests."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text("utf-8")) for path in paths}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -102,7 +104,7 @@ def impurities(tree: ast.Module) -> list[str]:
 
 def test_the_table_has_the_edges_that_there_are() -> None:
     used: dict[str, set[str]] = {part: set() for part in EDGES}
-    for path, tree in SOURCES.items():
+    for path, tree in sources().items():
         part = path.parts[0].removesuffix(".py")
         if part != "__init__":  # which has the public names
             named = [name.split(".")[1] for name in imports(tree) if "nsqtools." in name]
@@ -120,7 +122,7 @@ def test_chains_of_imports_inside_a_package_do_not_grow() -> None:
             f"{prefix}{path.stem}": {
                 module for name in imports(tree) for module in (name, name.rpartition(".")[0])
             }
-            for path, tree in SOURCES.items()
+            for path, tree in sources().items()
             if path.parent.as_posix() == package and path.stem != "__init__"
         }
         levels: dict[str, int] = {}
@@ -131,7 +133,7 @@ def test_chains_of_imports_inside_a_package_do_not_grow() -> None:
 
 
 def test_pure_modules_touch_nothing_outside() -> None:
-    pure = {path: tree for path, tree in SOURCES.items() if is_pure(tree, path)}
+    pure = {path: tree for path, tree in sources().items() if is_pure(tree, path)}
     assert len(pure) > 20
     assert {path: found for path, tree in pure.items() if (found := impurities(tree))} == {}
     source = "import os.path\nfrom urllib import request\nopen('x')\ndatetime.now(UTC)"
@@ -140,7 +142,7 @@ def test_pure_modules_touch_nothing_outside() -> None:
 
 def test_what_belongs_to_one_place_is_imported_there_alone() -> None:
     places: dict[str, set[str]] = {module: set() for module in ONLY_IN}
-    for path, tree in SOURCES.items():
+    for path, tree in sources().items():
         for name in imports(tree):
             if (module := name.partition(".")[0]) in ONLY_IN:
                 places[module].add(path.as_posix())

@@ -100,11 +100,20 @@ def test_every_command_prints_what_its_schema_says(
             valid_json(command, document)
 
 
+def commands_with_json() -> set[str]:
+    return {
+        " ".join(page.words[1:])
+        for page in read_tree().walk()
+        for option in page.options
+        if "--json" in option.names
+    }
+
+
 def test_every_command_with_json_has_a_schema_and_is_tried() -> None:
     described = {name for name, _ in all_schemas()}
     tried = {name for name in described for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
 
-    assert set(WITH_JSON) - set(NO_SCHEMA) <= described
+    assert commands_with_json() - set(NO_SCHEMA) <= described
     assert {name for name in described - tried if not ELSEWHERE.fullmatch(name)} == set()
 
 
@@ -116,16 +125,8 @@ def test_a_schema_is_valid_and_has_a_title_and_its_version() -> None:
         assert schema["title"]
 
 
-WITH_JSON = sorted(
-    " ".join(page.words[1:])
-    for page in read_tree().walk()
-    for option in page.options
-    if "--json" in option.names
-)
-
-
 def test_a_wrong_command_line_is_a_line_of_json_too(run_nsq: RunNsq, valid_json: ValidJson) -> None:
-    for command in WITH_JSON:
+    for command in sorted(commands_with_json()):
         result = run_nsq([*command.split(), "--json", "--no-such-option"])
 
         error = valid_json("error", result.err.encode())
