@@ -241,14 +241,6 @@ def no_consumers_there(scene: Scene) -> Iterator[list[Expected]]:
     scene.consume(scene.b)
 
 
-def no_channels(scene: Scene) -> Iterator[list[Expected]]:
-    scene.a.publish("clicks", b"x")
-    text, remedy = "1 waiting for the first channel", "nsq channel create"
-    yield [Expected("warning", "no channels", "clicks", "", text, remedy)]
-    scene.nsq("channel create clicks c")
-    scene.consume(scene.a)
-
-
 def channel_missing(scene: Scene) -> Iterator[list[Expected]]:
     scene.b.create_topic("clicks")  # first: a new topic gets the channels that nsqlookupd has
     scene.a.create_channel("clicks", "c")
@@ -276,26 +268,6 @@ def returned(scene: Scene) -> Iterator[list[Expected]]:
     scene.nsq(f"tombstone clicks {node} --yes")
 
 
-def leftover(scene: Scene) -> Iterator[list[Expected]]:
-    scene.a.create_channel("clicks", "tail#ephemeral")
-    scene.a.publish("clicks", b"x")
-    scene.a.publish("idle#ephemeral", b"1", b"2")
-    remedy = "or delete it: nsqd drops"
-    yield [
-        Expected("note", "leftover", queue, "", f"{count} waiting, in memory only", remedy)
-        for queue, count in (("clicks/tail#ephemeral", 1), ("idle#ephemeral", 2))
-    ]
-    scene.nsq("channel delete clicks tail#ephemeral --yes")
-    scene.nsq("topic delete idle#ephemeral --yes")
-
-
-def paused(scene: Scene) -> Iterator[list[Expected]]:
-    scene.pause_channel()
-    yield [Expected("note", "paused", "clicks/c", "", "1 waiting", "Unpause it")]
-    scene.nsq("channel unpause clicks c")
-    scene.consume(scene.a)
-
-
 def paused_long(scene: Scene) -> Iterator[list[Expected]]:
     scene.pause_channel()
     scene.change_state("problems", "paused clicks/c", -7200)
@@ -317,7 +289,8 @@ def hangs(scene: Scene) -> Iterator[list[Expected]]:
 
 
 FAULTS = [left, no_answer, unreachable, not_registered, restarted, deep, no_consumers_there]
-FAULTS += [no_channels, channel_missing, tombstoned, returned, leftover, paused, paused_long, hangs]
+FAULTS += [channel_missing, tombstoned, returned, paused_long, hangs]
+# those of queues on a single nsqd are in tests/cluster/test_problems.py
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
