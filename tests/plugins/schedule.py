@@ -54,10 +54,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether a test needs neither the Go programs nor Spark."""
+    """Whether a test needs neither the Go programs, nor Spark, nor the machine for itself."""
     fixtures = set(getattr(item, "fixturenames", ()))
     needs = fixtures & (GO_FIXTURES | SPARK_FIXTURES)
-    return not needs and item.get_closest_marker("real_nsqd") is None
+    return not needs and not any(map(item.get_closest_marker, ("real_nsqd", "alone")))
 
 
 def group_of(node_id: str) -> str:
