@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqtools.client.publication import Publication
     from nsqtools.forward.forwarder import Forwarder, forward_to
     from nsqtools.forward.parcel import Fate, Outcome, Parcel, Sink, ThreadedSink
+    from nsqtools.work.tracing import traced_publish
     from nsqtools.work.worker import serve
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "forward_to",
     "serve",
+    "traced_publish",
 ]
 __all__ += errors.__all__
 
@@ -67,6 +69,7 @@ _HOMES = {
     "ThreadedSink": "forward.parcel",
     "forward_to": "forward.forwarder",
     "serve": "work.worker",
+    "traced_publish": "work.tracing",
 }
 
 

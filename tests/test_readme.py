@@ -179,6 +179,7 @@ def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd)
         "lookup-1:4161": lookupd.http_address,
         "/var/nsq": str(directory / "archives"),
         "/etc/nsq": str(directory / "etc"),
+        "--listen-http 8080": "--listen-http 0",
     }
     environ = {"NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address, "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -282,6 +283,8 @@ def run_all(blocks: list[Block], place: Place) -> None:
                     check(command, block, place)
         elif block.language == "python":
             (place.directory / "recipe.py").write_text(place.fit(block.text))
+            if module := re.match(r"# (\w+\.py)\n", block.text):  # for the commands below it
+                (place.directory / module[1]).write_text(block.text)
             options = PYTEST if "def test_" in block.text else ""
             check(Command(f"{shlex.quote(sys.executable)}{options} recipe.py"), block, place)
         elif block.language == "ini":

@@ -4,6 +4,7 @@
     handler      the function: its import, its checks, and its import again after a change
     decoding     bodies as the type that the function is annotated with
     times        a histogram of handling times
+    tracing      spans of OpenTelemetry, and their context in a JSON body
 
 This module has only the enumeration of an option, so that the command line can import it at no
 cost.

@@ -37,6 +37,7 @@ from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.work import Decoding
 from nsqtools.work.handler import Function, Handler, NamedHandler, make_handler
 from nsqtools.work.times import HandlingTimes
+from nsqtools.work.tracing import process_spans
 
 log = logging.getLogger("nsqtools")
 
@@ -105,6 +106,7 @@ class Worker:
         self._file = settings.dead_letter_file and DeadLetterFile(settings.dead_letter_file)
         self._errors: dict[tuple[str, str, bytes], str] = {}  # by message, the reason to give it up
         self._times = HandlingTimes()
+        self._span = process_spans(settings.channel)
         self._failure: BaseException | None = None
         self._is_stopping = False
         self._wants_reload = False
@@ -297,7 +299,8 @@ class Worker:
     def _outcome(self, message: Message) -> Iterator[None]:
         """Note why a message failed, for its dead letter. sys.exit fails the message only."""
         try:
-            yield
+            with self._span(message):
+                yield
         except RequeueWithoutBackoff:
             raise
         except SystemExit as exc:

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from plugins.archives import unfinished
+from plugins.cli import SpawnNsq
 from plugins.clients import bodies_in
-from plugins.readme import UNTIL_SIGNAL, parse
+from plugins.readme import UNTIL_SIGNAL, commands_of, parse
 from plugins.servers import GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -28,7 +28,7 @@ from nsqtools import Producer
 GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
 BLOCKS = parse(GUIDE.name, GUIDE.read_text("utf-8"))
 HEADINGS = [
-    "Run a worker",
+    "Run a worker in your own program",
     "Insert in batches",
     "Write an asyncio worker",
     "Export metrics and traces",
@@ -64,35 +64,33 @@ def test_all_services_of_the_guide_are_tested() -> None:
     assert [block.heading for block in BLOCKS if UNTIL_SIGNAL in block.text] == HEADINGS
 
 
-def test_the_worker_of_the_guide(nsqd: GoNsqd, tmp_path: Path) -> None:
+def test_the_worker_of_the_guide(
+    nsqd: GoNsqd, spawn_nsq: SpawnNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nsqd.create_channel("orders", "billing")
     nsqd.create_topic("orders.dead")
-    nsqd.publish("orders", b"no JSON", *[b'{"id": %d}' % number for number in range(20)])
-    port = tmp_path / "port"
-    program = program_of(
-        "Run a worker",
-        nsqd,
-        **{
-            "8080": "0",
-            "max_attempts=10": "max_attempts=1, default_requeue_delay_s=0.0",
-            "threading.Thread(": f"open({str(port)!r}, 'w').write(f'{{server.server_port}}\\n')\n"
-            "threading.Thread(",
-        },
-    )
-    with running(program, tmp_path):
-        wait_until(lambda: nsqd.depth("orders.dead") == 1, what="the dead letter")
+    order = b'{"id": %d, "customer": "%s"}'
+    misfits = [b"no JSON", b'{"id": 1}', order % (1, b"")]
+    nsqd.publish("orders", *misfits, *[order % (number, b"ann") for number in range(20)])
+    monkeypatch.chdir(tmp_path)
+    [shop] = [block.text for block in BLOCKS if block.text.startswith("# shop.py")]
+    (tmp_path / "shop.py").write_text(shop)
+    [block] = [b for b in BLOCKS if (b.heading, b.language) == ("Run a worker", "sh")]
+    [command] = commands_of(block)
+    words = command.text.partition(" #")[0].replace("8080", "0").split()[1:]
+    process = spawn_nsq([*words, *nsqd.options])
+    wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="the bills")
+    out, _ = process.end(signal.SIGTERM)
+    assert process.returncode == 143
+    assert out.count(b"billed") == 20
+    assert set(bodies_in(nsqd, "orders.dead", 3)) == set(misfits)
+
+
+def test_the_program_that_serves(nsqd: GoNsqd, tmp_path: Path) -> None:
+    nsqd.create_channel("orders", "billing")
+    nsqd.publish("orders", *[b"%d" % number for number in range(20)])
+    with running(program_of("Run a worker in your own program", nsqd), tmp_path):
         wait_until(lambda: unfinished(nsqd, "orders", "billing") == 0, what="the bills")
-        wait_until(lambda: port.exists() and port.read_text().endswith("\n"), what="the port")
-        url = f"http://127.0.0.1:{port.read_text().strip()}"
-        with httpx.Client(base_url=url, trust_env=False, timeout=patience_s(5)) as probe:
-            assert probe.get("/live").status_code == probe.get("/ready").status_code == 200
-            metrics = probe.get("/metrics").text.split("\n")
-            assert 'orders_handled{outcome="ok"} 20' in metrics
-            nsqd.stop()
-            wait_until(lambda: probe.get("/ready").status_code == 503, what="a worker not ready")
-            assert probe.get("/live").status_code == 200
-    nsqd.start()
-    assert bodies_in(nsqd, "orders.dead", 1) == [b"no JSON"]
     assert (tmp_path / "output").read_text().count("billed") == 20
 
 
