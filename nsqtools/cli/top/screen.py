@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
-from nsqtools.cli.top.view import TREND, Cell, Column, Line, TopView, ViewKind
+from nsqtools.cli.top.view import TREND, TREND_LENGTH, Cell, Column, Line, TopView, ViewKind
 from nsqtools.cluster.problems import Problem, Severity, group_by_kind, summarize_kind
 from nsqtools.cluster.queue_rows import sums_of
 from nsqtools.cluster.sampling import Sample
@@ -24,7 +24,6 @@ from nsqtools.protocol.text import counted
 LEAST_WIDTH = 40
 LEAST_HEIGHT = 6
 LEAST_NAME = 12
-PAUSED = " (paused)"
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -67,7 +66,8 @@ def _list(view: TopView, width: int, height: int) -> Drawn:
     view.room = room = max(1, height - len(rows))
     first = max(0, min(here - room // 2, len(lines) - room))
     for number, line in enumerate(lines[first : first + room], first):
-        style = "red" if line.is_silent else "yellow" if line.is_paused else ""
+        is_critical = line.is_silent or view.note(line) not in ("", "paused")
+        style = "red" if is_critical else "yellow" if line.is_paused else ""
         rows.append(Row(table.text(line), f"{style} reverse" if number == here else style))
     if not lines:
         rows += [Row(""), Row(f"  {why_empty(view)}")]
@@ -154,7 +154,7 @@ def why_empty(view: TopView) -> str:
 
 
 class ListTable:
-    """Lines in columns. The name gets the width that the other columns leave.
+    """Lines in columns. The trend gets the width that the other columns leave.
 
     The last columns are left out if they do not fit. The width of a text column is that of its
     longest value in all lines, also off the screen, so that columns stay in place while scrolling.
@@ -167,7 +167,12 @@ class ListTable:
         while len(widths) > 1 and sum(widths) + len(widths) - 1 > width:
             widths.pop()
         self.columns = columns = columns[: len(widths)]
-        widths[0] = max(LEAST_NAME, width - sum(widths[1:]) - len(widths) + 1)
+        spare = width - sum(widths) - len(widths) + 1
+        widths[0] += min(spare, 0)
+        names = [column.name for column in columns]
+        if TREND in names and spare > 0:
+            trend = names.index(TREND)
+            widths[trend] = min(widths[trend] + spare, TREND_LENGTH)
         self._widths = widths
         begins = [sum(widths[:number]) + number for number in range(len(widths))]
         self.headings = [
@@ -184,7 +189,7 @@ class ListTable:
         if column.name not in measured:
             widths = (
                 cell_len(cell_text(column.read(line.subject)))
-                + len(PAUSED) * (is_name and line.is_paused)
+                + len(is_name * _suffix(self._view, line))
                 for line in self._view.lines()
             )
             measured[column.name] = max(widths, default=0)
@@ -205,9 +210,8 @@ class ListTable:
                 cells.append(sparkline(self._view.trend(line), width))
             else:
                 cells.append(short(column.read(line.subject)))
-        if line.is_paused:
-            room = self._widths[0] - len(PAUSED)
-            cells[0] = fit(cells[0], room).rstrip() + PAUSED
+        if suffix := _suffix(self._view, line):
+            cells[0] = fit(cells[0], self._widths[0] - len(suffix)).rstrip() + suffix
         return self._join(cells)
 
     def _join(self, cells: Sequence[str]) -> str:
@@ -217,15 +221,22 @@ class ListTable:
         )
 
 
+def _suffix(view: TopView, line: Line) -> str:
+    note = view.note(line)
+    return f" ({note})" if note else ""
+
+
 # -- text -----------------------------------------------------------------------------------------
 
 
 def short(cell: Cell) -> str:
-    """Return a value as text, a number in at most nine characters: 12345678 as 12.3M."""
+    """Return a value as text, a number in at most nine characters: 4,248, and 12345678 as 12.3M."""
     if isinstance(cell, int | float) and not isinstance(cell, bool):
         for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
             if abs(cell) >= size:
                 return f"{cell / size:.1f}{unit}"
+        if abs(cell) >= 1000:
+            return f"{cell:,.0f}"
     return cell_text(cell)
 
 

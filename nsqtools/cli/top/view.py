@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.problems import Problem, RecentTotals, find_problems
+from nsqtools.cluster.problems import Problem, RecentTotals, Severity, find_problems
 from nsqtools.cluster.queue_rows import ConsumerRow, QueueRow, totals
 from nsqtools.cluster.sampling import NO_SAMPLE, NodeState, Sample, SampleScope
 from nsqtools.cluster.stats_documents import COLUMNS, CONSUMER_NUMBERS, Condition, parse_condition
@@ -128,8 +128,7 @@ VIEWS = {
             Column("paused", _joined("topics", "paused", any), 6),
             _trend,
         ],
-        "topic depth waiting ingress finish requeue clients channels in_flight trend e2e_ms "
-        "timed_out",
+        "topic waiting ingress finish requeue in_flight clients channels trend e2e_ms timed_out",
     ),
     ViewKind.CHANNELS: _view(
         [
@@ -193,6 +192,13 @@ def duration_text(seconds: float) -> str:
 
 
 TREND_LENGTH = 40
+# The worst queue comes first; nsqd keep their places.
+FIRST_SORT = {
+    ViewKind.TOPICS: "waiting",
+    ViewKind.CHANNELS: "depth",
+    ViewKind.CONSUMERS: "in_flight",
+    ViewKind.NODES: "node",
+}
 SCOPES = {ViewKind.TOPICS: "topic", ViewKind.CHANNELS: "channel", ViewKind.NODES: "node"}
 """The part of the scope that a line sets."""
 ORDER = (ViewKind.TOPICS, ViewKind.NODES, ViewKind.CONSUMERS)
@@ -382,6 +388,7 @@ class TopView:
         self._looks = {kind: self._look(kind, columns, sort) for kind in ViewKind}
         self._history: list[tuple[ViewKind, Scope, str]] = []
         self.problems: list[Problem] = []
+        self._critical: dict[tuple[str, str], str] = {}
         self._past = RecentTotals()
         self._trends: dict[tuple[str, str], deque[int]] = {}
         self.widths: dict[str, int] = {}  # of text columns, measured when they are drawn
@@ -392,7 +399,8 @@ class TopView:
         columns, shown = VIEWS[kind]
         chosen = [name for name in names if name in columns and name != shown[0]]
         names = [shown[0], *chosen] if chosen else shown
-        return Look(names, sort if sort in columns else shown[0], self._filter)
+        first = FIRST_SORT[kind] if FIRST_SORT[kind] in names else shown[0]
+        return Look(names, sort if sort in columns else first, self._filter)
 
     @property
     def look(self) -> Look:
@@ -438,6 +446,13 @@ class TopView:
         channel = line.key if self.kind is ViewKind.CHANNELS else ""
         return tuple(self._trends.get((topic, channel), ()))
 
+    def note(self, line: Line) -> str:
+        """Return ``paused``, or the critical problem of a topic or channel."""
+        if line.is_paused or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS):
+            return "paused" * line.is_paused
+        is_topic = self.kind is ViewKind.TOPICS
+        return self._critical.get((line.key, "") if is_topic else (self.scope.topic, line.key), "")
+
     def position(self) -> int:
         """Return the number of the selected line, or of the line in its former place."""
         lines = self.lines()
@@ -458,6 +473,7 @@ class TopView:
         scope, line = self.scope, self.selected_line()
         if line is None or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS):
             return "select a topic or a channel for this"
+        self.selected = line.key  # The change may move its line.
         target = (line.key, "") if self.kind is ViewKind.TOPICS else (scope.topic, line.key)
         if scope.node:
             return f"this changes every nsqd: go to the topics of all (1), not of {scope.node}"
@@ -499,6 +515,11 @@ class TopView:
         self.sample, self._lines = sample, None
         self.problems = find_problems(sample, self._past.before(sample))
         self._past.add(sample)
+        self._critical = {}
+        for problem in self.problems:
+            if problem.severity is Severity.CRITICAL:
+                for queue in (problem.queue, (problem.topic, "")):
+                    self._critical.setdefault(queue, problem.kind)
         depths: Counter[tuple[str, str]] = Counter()
         for row in sample.totals:
             depths[row.topic, ""] += row.depth

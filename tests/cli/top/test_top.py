@@ -56,10 +56,10 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
 ) -> None:
     shown = [
         "! 2 warning  no consumers (2) clicks/arch: 3 waiting",
-        "topics  left out: in_flight, trend, e2e_ms, timed_out",
-        "topic▼              depth  waiting  ingress   finish  requeue  clients  channels",
-        "clicks                  0        6      0.0      0.0      0.0        0         2",
-        "views (paused)          0        0      0.0        -        -        0         0",
+        "topics  left out: trend, e2e_ms, timed_out",
+        "topic          waiting▼  ingress   finish  requeue  in_flight  clients  channels",
+        "clicks                6      0.0      0.0      0.0          0        0         2",
+        "views (paused)        0      0.0        -        -          0        0         0",
         *[""] * 17,
         "? help  q quit  ↑↓ select  ⏎ open  Esc back  s sort  r reverse  / filter",
     ]
@@ -81,7 +81,7 @@ def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsq
 
     with Consumer("clicks", "live", nsqd_tcp_addresses=[nsqd.tcp_address]):
         top.see("j" + ENTER, "topics > clicks > live > [consumers]", nsqd.http_address)
-        top.wait_until(lambda lines: lines[3].startswith("client_id▼"), what="the consumers")
+        top.wait_until(lambda lines: "in_flight▼" in lines[3], what="the consumers")
         [consumer] = nsqd.stats("clicks")["topics"][0]["channels"][1]["clients"]
         top.wait_for(consumer["remote_address"])
 
@@ -93,7 +93,7 @@ def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsq
     node = [nsqd.http_address, "OK", "6"]
     lines = top.wait_until(lambda lines: lines[4].split()[:3] == node, what="the nsqd")
     assert lines[2].startswith("nsqd")
-    top.see("\t", "client_id▼", "no consumers")
+    top.see("\t", "in_flight▼", "no consumers")
     top.see("\x1b[Z\x1b[Zn", "topics > clicks > [nsqd]", nsqd.http_address)
     top.see(ENTER, f"nsqd > {nsqd.http_address} > clicks", "arch")
 
@@ -233,7 +233,7 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
     assert (lines[0][:8], lines[2][:7], len(lines)) == ("nsq top ", "topics ", 24)
     top.see("/vie\x7f\x7f\x7fcli\r", "filter: cli", gone="views")
     top.see("\x1b", "views")
-    for mark in "▲▼":
+    for mark in "▼▲▼":
         top.see(click(1, 4), f"topic{mark}")
     top.see(click(3, 6) * 2, "topics > views", "topic views has no channels")
     top.see("?", "Keys")

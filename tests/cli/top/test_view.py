@@ -6,7 +6,8 @@ from rich.cells import cell_len
 
 from nsqtools.cli.top.screen import draw, fit, short, sparkline
 from nsqtools.cli.top.view import TopView, ViewKind, parse_line_filter
-from nsqtools.cluster.queue_rows import NodeReport, rows_of_topic, totals
+from nsqtools.cluster.problems import Fault, Problem
+from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
 from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.protocol.stats import read_stats
 
@@ -103,7 +104,7 @@ def test_a_filter_has_words_and_conditions() -> None:
     assert any("nothing meets the filter" in line for line in texts(view))
     assert parse_line_filter("depth >= 3 web").words == ("web",)
     press(view, "escape")
-    assert keys(view) == ["clicks", "views", "web"]
+    assert keys(view) == ["web", "clicks", "views"]
 
 
 def test_columns_are_dropped_before_anything_is_cut_and_named() -> None:
@@ -116,7 +117,7 @@ def test_columns_are_dropped_before_anything_is_cut_and_named() -> None:
         assert "…" not in line
         heading = [cell.strip("▼") for cell in lines[3].split()]
         shown = dict(zip(heading, line.split(), strict=False))
-        assert shown.get("depth", "182000") == "182000"
+        assert shown["waiting"] == "182,000"
         assert ("left out: " in lines[2]) == (width < 200)
 
 
@@ -142,7 +143,7 @@ def test_no_name_and_what_is_of_one_nsqd_are_no_target_for_what_changes_all() ->
 
 def test_numbers_stay_short_texts_fit_and_trends_are_bars() -> None:
     values = (999_999, 12_345_678, 2.5e9, 0.04, None)
-    assert [short(value) for value in values] == ["999999", "12.3M", "2.5G", "0.0", "-"]
+    assert [short(value) for value in values] == ["999,999", "12.3M", "2.5G", "0.0", "-"]
     assert short(-(2**63)) == "-9.2E"
     assert sparkline([0, 1, 7, 3.5], 3) == "▁█▄"
     assert fit("表表表", 5) == "表表…"
@@ -159,3 +160,16 @@ def test_an_nsqd_that_does_not_respond_keeps_its_last_numbers_and_sums_leave_it_
     assert ["b:1", "silent", "1m", "9"] in [text.split()[:4] for text in texts(view)]
     press(view, "enter")
     assert ["clicks", "9"] in [text.split()[:2] for text in texts(view)]
+
+
+def test_a_stuck_consumer_is_named_at_its_topic_and_its_channel() -> None:
+    view = view_of(look(clicks=5))
+    channel = {"topic": "clicks", "depth": 9, "disk": 0, "paused": False}
+    rows = [QueueRow(node="", channel=name, messages=9, **channel) for name in ("", "arch")]
+    stuck = Problem(Fault.STUCK, "9 waiting", "clicks", "arch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nsqtools.cli.top.view.find_problems", lambda *_: [stuck])
+        view.show(Sample(2.0, rows, rows, (), (), at_s=2.0))
+    assert texts(view)[4].startswith("clicks (stuck) ")
+    press(view, "enter")
+    assert texts(view)[4].startswith("arch (stuck) ")
