@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+from typer import Argument, Context
 
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.records.units import Moment, parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
@@ -107,7 +108,29 @@ ListenHTTP = Annotated[
         MONITORING,
     ),
 ]
-Json = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
+MessageJson = Annotated[bool, opt("--json", "Print JSON.", OUTPUT)]
+
+
+def _compile_jq(program: str) -> Callable[[bytes], bytes | None]:
+    from nsqtools.records.filters import compile_pick
+
+    return compile_pick(program)
+
+
+def json_output(
+    context: Context,
+    json: MessageJson = False,
+    jq: Callable[[bytes], bytes | None] | None = opt(
+        "JQ", "Print the result of this jq expression on the JSON.", OUTPUT, parser=_compile_jq
+    ),
+) -> bool:
+    """Return whether to print JSON, and let `write_json` apply ``--jq`` to each document."""
+    if jq is not None:
+        context.obj.json_filters.append(jq)
+    return json or jq is not None
+
+
+Json = Annotated[bool, Provided(json_output)]
 
 
 # -- limits -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import partial
 from json import loads
 from typing import Annotated
 
-from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
+from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, MessageJson
 from nsqtools.cli.parsing.binding import Provided, in_panel, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -95,7 +95,7 @@ Printer = Callable[[Runtime, filters.OnUnjudged[MessageLike]], Encode]
 
 
 def message_printer(
-    json: Json = False,
+    json: MessageJson = False,
     format: Template = None,
     pick: Pick = None,
     pretty: Pretty = False,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from nsqtools.cli.options.params import OUTPUT, Json
 from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_json, escape_line, escape_text
 
 Cell = str | int | float | bool | None
@@ -34,11 +34,13 @@ class FormKind(Enum):
 class Form(NamedTuple):
     """The form of a listing: None is a table on a terminal, and TSV elsewhere.
 
-    ``columns`` are the columns to show, in this order; none shows all.
+    ``columns`` are the columns to show, in this order; none shows all. Without ``headed`` their
+    names are not printed.
     """
 
     kind: FormKind | None = None
     columns: tuple[str, ...] = ()
+    headed: bool = True
 
     @property
     def is_document(self) -> bool:
@@ -73,6 +75,7 @@ def write_listing(
     ones first, and a note names them. `FormKind.wide` drops none.
     """
     form.check(columns)
+    headed = headed and form.headed
     if form.columns:
         places = [columns.index(name) for name in form.columns]
         columns, optional = form.columns, ()
@@ -82,7 +85,9 @@ def write_listing(
         write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows])
     elif kind in (FormKind.table, FormKind.wide):
         dropped = () if kind is FormKind.wide else optional
-        write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
+        write_table(runtime, columns, list(rows), dropped, headed=headed)
+    elif kind is FormKind.jsonl:
+        write_documents(runtime, (dict(zip(columns, row, strict=True)) for row in rows))
     else:
         write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
 
@@ -119,9 +124,7 @@ def _field(document: Mapping[str, Any], name: str) -> Cell:
 def _lines(
     kind: FormKind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
 ) -> Iterable[str]:
-    """Return lines of text: objects, or values separated by commas or tabs."""
-    if kind is FormKind.jsonl:
-        return (json_text(dict(zip(columns, row, strict=True))) for row in rows)
+    """Return lines of values separated by commas or tabs."""
     head = (columns,) if headed else ()
     if kind is FormKind.tsv:
         return ("\t".join(map(cell_text, row)) + "\n" for row in (*head, *rows))
@@ -132,8 +135,21 @@ def _lines(
 
 
 def write_json(runtime: Runtime, document: Any, *, indent: int | None = 2) -> None:
-    """Write one document; without ``indent`` it is one line, as in streams."""
-    runtime.write(json_text(document, indent).encode())
+    """Write one document; without ``indent`` it is one line, as in streams.
+
+    With ``--jq`` its results are written instead: strings raw, other values on a line each. Raises
+    `NsqError` if the program fails on the document.
+    """
+    text = json_text(document, indent)
+    if runtime.json_filter is None:
+        runtime.write(text.encode())
+        return
+    try:
+        result = runtime.json_filter(text.encode())
+    except ValueError as exc:
+        raise NsqError(f"--jq cannot be applied: {exc}") from exc
+    if result is not None:
+        write_text(runtime, f"{result.decode()}\n")
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
@@ -145,7 +161,8 @@ def json_text(document: Any, indent: int | None = None) -> str:
 
 def write_documents(runtime: Runtime, documents: Iterable[Any]) -> None:
     """Write documents as JSON, one a line."""
-    runtime.write("".join(map(json_text, documents)).encode())
+    for document in documents:
+        write_json(runtime, document, indent=None)
 
 
 def write_lines(runtime: Runtime, lines: Iterable[str]) -> None:
@@ -182,13 +199,15 @@ def listing_form(
         "Columns to show, in this order; with json, rows instead of the document.",
         OUTPUT,
     ),
+    no_header: bool = opt("", "Leave out the names of the columns.", OUTPUT),
     json: Json = False,
 ) -> Form:
     """Return the form. Raises `ConfigurationError` if ``--json`` and ``--output`` contradict."""
     if json and output not in (None, FormKind.json):
         raise ConfigurationError("--json and --output contradict each other")
     names = [name.strip() for name in (columns or "").split(",")]
-    return Form(FormKind.json if json else output, tuple(filter(None, names)))
+    kind = FormKind.json if json else output
+    return Form(kind, tuple(filter(None, names)), headed=not no_header)
 
 
 ListingForm = Annotated[Form, Provided(listing_form)]
@@ -204,7 +223,7 @@ def write_table(
     rows: Sequence[Sequence[Cell]],
     optional: Sequence[str],
     *,
-    says_what_is_left_out: bool,
+    headed: bool,
 ) -> None:
     """Write a table with rich. The import takes 40 ms, which only terminals pay."""
     from io import StringIO
@@ -220,7 +239,7 @@ def write_table(
         if _total(widths, shown) <= runtime.width:
             break
         shown = [at for at in shown if columns[at] != name]
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=headed)
     for at in shown:
         is_number = any(type(row[at]) in (int, float) for row in rows)
         is_prose = any(" " in row[at] for row in texts)
@@ -244,7 +263,7 @@ def write_table(
     ).print(table)
     runtime.write(drawn.getvalue().encode())
     left_out = [name for at, name in enumerate(columns) if at not in shown]
-    if left_out and says_what_is_left_out:
+    if left_out and headed:
         runtime.info(f"nsq: left out on this narrow terminal: {', '.join(left_out)}; see -o wide")
 
 

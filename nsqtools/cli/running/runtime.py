@@ -349,7 +349,8 @@ class Runtime:
     """Streams and clock of one run. Data goes to ``stdout``, messages about the run to ``stderr``.
 
     ``monotonic`` returns seconds for durations. With ``quiet`` only errors are printed. With
-    ``is_json`` errors are lines of JSON. ``arguments`` are the command line.
+    ``is_json`` errors are lines of JSON. ``arguments`` are the command line. ``json_filters`` has
+    the program of ``--jq``, applied to each JSON document that is printed.
     """
 
     stdout: TextIO
@@ -361,6 +362,7 @@ class Runtime:
     arguments: Sequence[str] = ()
     color: Color = Color.auto
     is_json: bool = False
+    json_filters: list[Callable[[bytes], bytes | None]] = field(default_factory=list)  # one or none
 
     @classmethod
     def of_process(cls, arguments: Sequence[str] = ()) -> Runtime:
@@ -373,6 +375,11 @@ class Runtime:
         os.environ.pop("NSQ_AUTH_SECRET", None)
         is_json = asks_for_json(arguments)
         return cls(sys.stdout, sys.stderr, environ, arguments=arguments, is_json=is_json)
+
+    @property
+    def json_filter(self) -> Callable[[bytes], bytes | None] | None:
+        """The program of ``--jq``, which becomes known after this object was made."""
+        return self.json_filters[0] if self.json_filters else None
 
     @property
     def stdout_is_tty(self) -> bool:
@@ -450,7 +457,8 @@ def before_dashes(arguments: Sequence[str]) -> list[str]:
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Return whether a command line, even an invalid one, asks for JSON."""
-    return "--json" in with_json(before_dashes(arguments))
+    words = with_json(before_dashes(arguments))
+    return any(word.partition("=")[0] in ("--json", "--jq") for word in words)
 
 
 def with_json(words: Sequence[str]) -> list[str]:
