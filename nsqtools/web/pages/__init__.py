@@ -29,6 +29,7 @@ from nsqtools.web.pages.queues import (
     show_nodes,
     show_queues,
 )
+from nsqtools.web.pages.redrive import redrive
 from nsqtools.web.pages.site import Site, environment
 
 STATIC = Path(__file__).parent / "static"
@@ -65,6 +66,7 @@ def routes(site: Site) -> list[BaseRoute]:
         *(site.route(path, make) for path, make in PAGES.items()),
         Route("/act", partial(act, site), methods=methods),
         Route("/messages", partial(show_messages, site), methods=methods),
+        Route("/redrive", partial(redrive, site), methods=methods),
         Route("/series", site.numbers),
         Mount("/static", _Versioned(directory=STATIC)),
     ]

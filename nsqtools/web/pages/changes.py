@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nsqtools.cluster.admin import Action, TopicChange
+from nsqtools.cluster.texts import waiting_text
 from nsqtools.errors import ConfigurationError
 from nsqtools.web.actions import plan_change
 from nsqtools.web.pages.site import Site
@@ -56,6 +57,19 @@ def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") 
     site.context.check_change(request, change)
     plan = plan_change(site.context.cluster, change)
     snapshot = site.snapshot()
+    failed = {failure.address for failure in plan.failures}
+    silent = snapshot.left_out(change.topic, change.channel) if not change.node else []
+    plan = plan._replace(
+        notes=(
+            *plan.notes,
+            *(
+                f"{node.address} does not respond and is not changed: {waiting_text(waiting or 0)}"
+                " there when last seen, which it has when it returns"
+                for node, waiting in silent
+                if node.address not in failed
+            ),
+        )
+    )
     rows = snapshot.of_node(change.node) if change.node else snapshot.totals
     channels = [row for row in rows if row.topic == change.topic and row.channel]
     return _page(

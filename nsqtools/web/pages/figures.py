@@ -149,12 +149,12 @@ class Charts(NamedTuple):
 
 
 def figures_of(
-    key: Key, channels: Sequence[str] = (), *, is_split: bool = False
+    key: Key, channels: Sequence[str] = (), *, is_split: bool = False, has_latency: bool = False
 ) -> tuple[Figure, ...]:
     """Return the charts of a channel, an nsqd, or a topic with its channels.
 
     The charts of a topic show sums over its channels, or one line for each of the first
-    `MAX_LINES` channels.
+    `MAX_LINES` channels. nsqd measures latency only on request; without it consumers are shown.
     """
     _, topic, channel = key
     all_queues = consumed = [key]
@@ -182,7 +182,7 @@ def figures_of(
         figure("depth", "Depth", "", *depths),
         figure("rates", "Finished a second" if is_split else "Messages a second", "/s", *rates),
         figure("latency", "Latency", "s", ("latency", "from publish to finish", consumed))
-        if topic
+        if has_latency
         else figure("clients", "Consumers", "", ("clients", "connected", consumed)),
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -66,7 +67,9 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
         context.log_reading(request, topic, channel)
         check_topic(topic)
         addresses, left_out = addresses_with_channels(context.cluster, topic, channel)
-        received = _listen(context, addresses, topic, channel, count, for_s)
+        received: list[Message] = []
+        name = channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}"
+        take_messages(context, addresses, topic, name, count, for_s, received.extend)
         copies = [(message, shown_body(message.body)) for message in received]
     return site.page(
         request,
@@ -155,24 +158,29 @@ MAX_LISTENERS = 4
 _listeners = threading.BoundedSemaphore(MAX_LISTENERS)
 
 
-def _listen(
-    context: WebContext, addresses: list[str], topic: str, channel: str, count: int, for_s: float
-) -> list[Message]:
-    """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
+def take_messages(
+    context: WebContext,
+    addresses: list[str],
+    topic: str,
+    channel: str,
+    count: int,
+    for_s: float,
+    use: Callable[[Sequence[Message]], None],
+) -> None:
+    """Pass up to ``count`` messages that come within ``for_s`` to ``use``. Raises `NsqError`.
 
-    With a channel these are its messages. All are given back: the channel of copies goes with them.
+    Messages that ``use`` does not finish are requeued.
     """
     if not _listeners.acquire(blocking=False):
         text = f"{MAX_LISTENERS} others are listening already"
         raise NsqError(text, hint="Try again in a moment.")
-    received: list[Message] = []
     try:
         peek(
             topic,
-            channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
+            channel,
             ConnectionSettings(tuple(addresses)),
             count,
-            received.extend,
+            use,
             options=context.options,
             idle_s=for_s,
             for_s=for_s,
@@ -182,4 +190,3 @@ def _listen(
         _listeners.release()
     if context.watcher.is_stopped:
         raise NsqError("nsq web is being stopped")
-    return received

@@ -26,6 +26,7 @@ from nsqtools.cluster.queue_rows import (
     sums_of,
 )
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
+from nsqtools.cluster.texts import format_utc
 from nsqtools.cluster.topics import announced_topics, merge_names
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqlookupdHTTPClient
@@ -46,6 +47,7 @@ from nsqtools.web.pages.snapshot import (
 )
 
 MAX_CONSUMERS = 200
+FIELD_NAMES = {"connect_ts": "connected", "ready_count": "RDY", "tls": "TLS"}
 
 
 def _named(request: Request, name: str) -> str:
@@ -356,9 +358,17 @@ def show_consumer(site: Site, request: Request) -> Values:
 
 
 def _fields(connection: ConsumerRow) -> list[tuple[str, str]]:
-    """Return all fields of a connection, for readers who know nsqd's names."""
+    """Return all fields of a connection, by nsqd's names for them in words."""
+
+    def text(name: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if name == "connect_ts":
+            return format_utc(value)
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
     return [
-        (name, str(value) if not isinstance(value, bool) else ("yes" if value else "no"))
+        (FIELD_NAMES.get(name) or name.removesuffix("_count").replace("_", " "), text(name, value))
         for name, value in asdict(connection.client).items()
         if name not in ("pub_counts", "state") and value != ""
     ]

@@ -141,9 +141,10 @@ class Site:
         return JSONResponse(figures.numbers_of(self.context.watcher.history, charts, range_name))
 
     def _figures(self, key: Key, split: str) -> Sequence[figures.Figure]:
-        rows = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
+        rows = [row for row in self.snapshot().channels(key[1]) if key[2] in ("", row.channel)]
         channels = split.split(",") if split else [row.channel for row in rows]
-        return figures.figures_of(key, channels, is_split=bool(split))
+        has_latency = any(row.latency for row in rows)
+        return figures.figures_of(key, channels, is_split=bool(split), has_latency=has_latency)
 
     def route(self, path: str, make: Make) -> Route:
         """Return the route of a live page, which all readers with one role share."""

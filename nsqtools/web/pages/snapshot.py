@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from nsqtools.cluster.problems import EarlierTotals, Problem, find_problems
+from nsqtools.cluster.problems import EarlierTotals, Problem, Severity, find_problems
 from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.cluster.stats_documents import COLUMNS
@@ -25,6 +25,11 @@ class Snapshot:
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
         self.problems: list[Problem] = find_problems(sample, earlier)
+        # The worst problem of each queue.
+        self.critical: dict[tuple[str, str], str] = {}
+        for problem in self.problems:
+            if problem.topic and problem.severity is Severity.CRITICAL:
+                self.critical.setdefault(problem.queue, problem.kind)
         earlier_depths = {row.key: row.depth for row in earlier.totals} if earlier else {}
         # In messages a second.
         self.growth = {

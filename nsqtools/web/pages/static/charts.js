@@ -4,6 +4,8 @@
   const section = document.querySelector("[data-series]");
   if (!section || !window.uPlot) return;
   const figures = [...section.querySelectorAll("[data-chart]")];
+  // After a start the chart begins with the first sample, unless that is too recent for a line.
+  const LEAST_RANGE_S = 60;
   const number = new Intl.NumberFormat("en-US", { maximumFractionDigits: 2 });
   let drawn = [];
   let series = null;
@@ -53,10 +55,10 @@
       height: plot.clientHeight,
       cursor: { y: false, sync: { key: "nsq" }, points: { size: 6 } },
       tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
-      scales: { x: { range: (self, first, last) => [last - series.range_s, last] }, y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+      scales: { x: { range: (self, first, last) => [Math.max(last - series.range_s, Math.min(first, last - LEAST_RANGE_S)), last] }, y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
       axes: [
         { ...axis, size: 24, space: 70, values: "{HH}:{mm}", incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400] },
-        { ...axis, size: 48, space: 32, values: (self, ticks) => ticks.map((tick) => brief(tick, unit)) },
+        { ...axis, size: 48, space: 22, values: (self, ticks) => ticks.map((tick) => brief(tick, unit)) },
       ],
       series: [{}, ...swatches.map((swatch) => ({
         stroke: getComputedStyle(swatch, "::before").backgroundColor,
