@@ -275,7 +275,7 @@ def test_the_consumer_is_shown_with_all_that_nsqd_says(site: Site, open_page: Op
     assert "biller" in row.inner_text()
     row.locator("a").first.click()
     shown = page.locator("main").inner_text()
-    for name in ("client_id", "hostname", "user_agent", "ready_count", "in_flight_count", "tls"):
+    for name in ("client id", "hostname", "user agent", "RDY", "in flight", "TLS", " UTC"):
         assert name in shown
     assert re.search(r"nsqtools/[0-9.]+", shown)
 
