@@ -85,6 +85,10 @@ def quick_answer(arguments: Sequence[str]) -> str | None:
         from nsqtools.cli.parsing.help import render_for_stdout, root_page
 
         return render_for_stdout(root_page())
+    if first == "--help-llm":
+        from nsqtools.cli.parsing.llm import llm_page
+
+        return llm_page()
     if first == "completion" and len(arguments) == 2 and arguments[1] in SCRIPTS:
         return packaged_text("completions", SCRIPTS[arguments[1]])
     return None

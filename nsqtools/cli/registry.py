@@ -14,14 +14,19 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """A command: the path of its function, and its help in a line.
+    """A command: the path of its function, its impact, and its help in a line.
+
+    The impact is the worst that the command can do with any options: it *reads* and prints; it
+    *changes* something, for example publishes or consumes messages or writes files; or it
+    *destroys* messages, topics, channels or files, which cannot be undone.
 
     A *raw* command gets its arguments as a list, without typer: the daemons parse Go-style flags
     (``-data-path=/var/nsq``) themselves.
     """
 
-    def __init__(self, entry: str, help: str, *, raw: bool = False):
+    def __init__(self, entry: str, help: str, *, impact: str = "changes", raw: bool = False):
         self.entry = entry
+        self.impact = impact
         self.help = help
         self.raw = raw
 
@@ -50,6 +55,7 @@ ROOT_HELP = "One tool for NSQ: tail, publish, archive, replay and administer top
 ROOT_OPTIONS = (
     ("--version", "Show the version and exit."),
     ("-h, --help", "Show this message and exit."),
+    ("--help-llm", "Describe all commands, with their impact, in one Markdown document."),
 )
 
 ROOT_EXAMPLES = ("nsq tail -t clicks -n 10", "tail -f app.log | nsq pub -t events")
@@ -86,123 +92,124 @@ REMOVED = {
 # "unknown".
 FAILURE_STATUS = {"check": 3}
 
-# A heading, and below it a line for each command: name, entry, ``raw``, help. A group has no entry,
+# A heading, and below it a line for each command: name, entry, impact, ``raw``, help. A group has no entry,
 # and below it its commands and examples (``$``).
 TABLE = """\
 Messages
-  tail tail:tail Print the messages of one or more topics as they arrive.
-  pub pub:pub Publish messages: texts, or the lines of standard input or of files.
-  peek tail:peek Show some messages of a channel and requeue them.
-  redrive replay:redrive Publish dead letters again, to the topics that they came from.
-  to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, finishing each message after it is confirmed.
-  to-http forwarding:to_http Send topics to HTTP endpoints, finishing each message when one has accepted it.
-  to-exec to_exec:to_exec Run a command for each message, finishing the message if the command exits with status 0.
-  work work:work Call a Python function with each message, finishing the message when it returns.
+  tail tail:tail changes Print the messages of one or more topics as they arrive.
+  pub pub:pub changes Publish messages: texts, or the lines of standard input or of files.
+  peek tail:peek changes Show some messages of a channel and requeue them.
+  redrive replay:redrive changes Publish dead letters again, to the topics that they came from.
+  to-nsq forwarding:to_nsq changes Forward topics to another nsqd or cluster, finishing each message after it is confirmed.
+  to-http forwarding:to_http changes Send topics to HTTP endpoints, finishing each message when one has accepted it.
+  to-exec to_exec:to_exec changes Run a command for each message, finishing the message if the command exits with status 0.
+  work work:work changes Call a Python function with each message, finishing the message when it returns.
   schedule Publish messages later: serve requests, and show and cancel entries.
-    serve schedule:serve Publish messages when they are due: nsq pub --at, --in, --every and --cron.
-    list schedule:list_ List the entries of a scheduler on this host, the earliest first.
-    show schedule:show Show an entry with its body, as JSON.
-    cancel schedule:cancel Ask the scheduler to forget an entry: a message that is not published yet.
+    serve schedule:serve changes Publish messages when they are due: nsq pub --at, --in, --every and --cron.
+    list schedule:list_ reads List the entries of a scheduler on this host, the earliest first.
+    show schedule:show reads Show an entry with its body, as JSON.
+    cancel schedule:cancel destroys Ask the scheduler to forget an entry: a message that is not published yet.
     $ nsq schedule serve --data-path /var/lib/nsq-schedule
     $ nsq schedule cancel order-42
 Archives
-  to-file to_file:to_file Archive topics to files, each message finished after it is on disk.
+  to-file to_file:to_file changes Archive topics to files, each message finished after it is on disk.
   archive Check, repair and read archives.
-    verify archive:verify Read archives and report damage.
-    repair archive:repair Finish files that a crash left, and repair damaged archives.
-    cat archive:cat Print the messages in archives of any format and compression.
-    convert archive:convert Convert archives to a table.
-    schema archive:schema Print the columns of JSON bodies as a JSON Schema.
-    info archive:info List archives with their messages, topics and times.
-    compact compact:archive_compact Turn archives and tables into few Parquet files by topic and date, each message once.
+    verify archive:verify reads Read archives and report damage.
+    repair archive:repair changes Finish files that a crash left, and repair damaged archives.
+    cat archive:cat reads Print the messages in archives of any format and compression.
+    convert archive:convert changes Convert archives to a table.
+    schema archive:schema reads Print the columns of JSON bodies as a JSON Schema.
+    info archive:info reads List archives with their messages, topics and times.
+    compact compact:archive_compact destroys Turn archives and tables into few Parquet files by topic and date, each message once.
     $ nsq archive info /var/nsq
     $ nsq archive cat /var/nsq/clicks.*.log.gz
-  replay replay:replay Publish archived messages again, in order of time.
+  replay replay:replay changes Publish archived messages again, in order of time.
   queue Read the data directory of an nsqd, running or dead, and leave it as it is.
-    list queue:list_ List the queues in a data directory, and their state.
-    cat queue:cat Print the messages that wait in a queue.
-    verify queue:verify Read every message and report what is damaged.
-    recover queue:recover Bring the messages of damaged and orphaned files into an archive.
+    list queue:list_ reads List the queues in a data directory, and their state.
+    cat queue:cat reads Print the messages that wait in a queue.
+    verify queue:verify reads Read every message and report what is damaged.
+    recover queue:recover changes Bring the messages of damaged and orphaned files into an archive.
     $ nsq queue list /var/lib/nsqd
     $ nsq queue recover /var/lib/nsqd -o recovered.log.gz
 Cluster
-  stat stat:stat Show depth, rates, clients and latency of topics and channels.
-  top top:top Watch topics, channels, consumers and nsqd live, in full screen, and change them.
-  web web:web Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
-  check check:check Diagnose a cluster: name its problems, and a remedy for each.
+  stat stat:stat reads Show depth, rates, clients and latency of topics and channels.
+  top top:top destroys Watch topics, channels, consumers and nsqd live, in full screen, and change them.
+  web web:web destroys Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
+  check check:check reads Diagnose a cluster: name its problems, and a remedy for each.
   topic List topics, and create, delete, empty or pause them.
-    list topic:list_ List topics, with the number of nsqd that have them and their depth.
-    info topic:info Show one topic and its channels, on every nsqd that has it.
-    create topic:create Create topics: on the nsqd given, and registered with every nsqlookupd given.
-    delete topic:delete Delete topics, with their channels and messages, everywhere.
-    empty topic:empty Discard the messages in topics; with --channels, in their channels too.
-    pause topic:pause Pause topics: messages stay in them and do not reach the channels.
-    unpause topic:unpause Resume paused topics.
+    list topic:list_ reads List topics, with the number of nsqd that have them and their depth.
+    info topic:info reads Show one topic and its channels, on every nsqd that has it.
+    create topic:create changes Create topics: on the nsqd given, and registered with every nsqlookupd given.
+    delete topic:delete destroys Delete topics, with their channels and messages, everywhere.
+    empty topic:empty destroys Discard the messages in topics; with --channels, in their channels too.
+    pause topic:pause changes Pause topics: messages stay in them and do not reach the channels.
+    unpause topic:unpause changes Resume paused topics.
     $ nsq topic list
     $ nsq topic create clicks
   channel List channels, and create, delete, empty or pause them.
-    list channel:list_ List channels, with the number of nsqd that have them and their depth.
-    info channel:info Show one channel and its consumers, on every nsqd that has it.
-    create channel:create Create channels of a topic, on every nsqd that has it and with nsqlookupd.
-    delete channel:delete Delete channels, with their messages, everywhere.
-    empty channel:empty Discard the messages in channels, in flight and deferred too.
-    pause channel:pause Pause channels: messages stay in them and are not delivered.
-    unpause channel:unpause Resume paused channels.
+    list channel:list_ reads List channels, with the number of nsqd that have them and their depth.
+    info channel:info reads Show one channel and its consumers, on every nsqd that has it.
+    create channel:create changes Create channels of a topic, on every nsqd that has it and with nsqlookupd.
+    delete channel:delete destroys Delete channels, with their messages, everywhere.
+    empty channel:empty destroys Discard the messages in channels, in flight and deferred too.
+    pause channel:pause changes Pause channels: messages stay in them and are not delivered.
+    unpause channel:unpause changes Resume paused channels.
     $ nsq channel list clicks
     $ nsq channel pause clicks archive
   topology Export the topics and channels of a cluster, and create missing ones.
-    export topology:export Print the topics and channels of a cluster, and their pauses, as TOML.
-    plan topology:plan Show what each nsqd and nsqlookupd lacks of a topology.
-    apply topology:apply Create the missing topics and channels of a topology, and pause and unpause as it does.
+    export topology:export reads Print the topics and channels of a cluster, and their pauses, as TOML.
+    plan topology:plan reads Show what each nsqd and nsqlookupd lacks of a topology.
+    apply topology:apply destroys Create the missing topics and channels of a topology, and pause and unpause as it does.
     $ nsq topology export > topology.toml
     $ nsq topology plan topology.toml
-  nodes nodes:nodes List every nsqd: version, topics, tombstones, and whether it answers.
-  ping nodes:ping Check the health of every daemon.
-  tombstone nodes:tombstone Remove a topic from one nsqd: hide it from consumers, then delete it there.
-  drain nodes:drain Move the remaining messages of an nsqd to another one, or to their consumers.
+  nodes nodes:nodes reads List every nsqd: version, topics, tombstones, and whether it answers.
+  ping nodes:ping reads Check the health of every daemon.
+  tombstone nodes:tombstone destroys Remove a topic from one nsqd: hide it from consumers, then delete it there.
+  drain nodes:drain changes Move the remaining messages of an nsqd to another one, or to their consumers.
   bench Measure the speed and the latency of an nsqd.
-    pub bench:pub Measure how fast messages are published, each confirmed by nsqd.
-    sub bench:sub Measure how fast a backlog is consumed, each message finished.
-    e2e bench:e2e Measure how long messages take from a publisher through nsqd to a consumer.
+    pub bench:pub changes Measure how fast messages are published, each confirmed by nsqd.
+    sub bench:sub changes Measure how fast a backlog is consumed, each message finished.
+    e2e bench:e2e changes Measure how long messages take from a publisher through nsqd to a consumer.
     $ nsq bench pub --size 1KiB
     $ nsq bench e2e --rate 1000
 Settings
   config Show settings and choose a profile; read and change options of running nsqd.
-    show config:show Show the effective settings, their origins, and their bounds.
-    profiles config:profiles List the profiles of the configuration file, and which one is used.
-    use config:use Choose the profile that commands use without --profile and NSQ_PROFILE.
-    get config:get Show one option of every running nsqd.
-    set config:set_ Change one option of every running nsqd, until it exits.
+    show config:show reads Show the effective settings, their origins, and their bounds.
+    profiles config:profiles reads List the profiles of the configuration file, and which one is used.
+    use config:use changes Choose the profile that commands use without --profile and NSQ_PROFILE.
+    get config:get reads Show one option of every running nsqd.
+    set config:set_ changes Change one option of every running nsqd, until it exits.
     $ nsq config show
     $ nsq config use staging
     $ nsq config set log_level debug
-  schema schema:schema Print the JSON Schema of what a command prints with --json.
-  compat shells:compat Use the names and flags of NSQ's Go utilities with this program.
-  completion shells:completion Print the completion script for bash, zsh or fish.
+  mcp mcp:mcp destroys Serve commands to assistants, as tools of the Model Context Protocol.
+  schema schema:schema reads Print the JSON Schema of what a command prints with --json.
+  compat shells:compat changes Use the names and flags of NSQ's Go utilities with this program.
+  completion shells:completion reads Print the completion script for bash, zsh or fish.
 Spark
   spark Run archives and topics through Spark.
-    ingest spark_ingest:ingest Stream topics or an archive into Parquet by topic and date, each message once.
-    compact compact:spark_compact Do what nsq archive compact does, in the tasks of Spark.
-    report spark_report:report Report on topics: messages, bytes, sizes, attempts, duplicates and gaps.
-    replay spark_replay:replay Publish messages from archives and Parquet again, in parallel.
-    doctor spark_doctor:doctor Check Java, the versions of packages, a session of Spark and its executors.
-    sql spark_sql:sql Query archives and Parquet in SQL.
+    ingest spark_ingest:ingest changes Stream topics or an archive into Parquet by topic and date, each message once.
+    compact compact:spark_compact destroys Do what nsq archive compact does, in the tasks of Spark.
+    report spark_report:report reads Report on topics: messages, bytes, sizes, attempts, duplicates and gaps.
+    replay spark_replay:replay changes Publish messages from archives and Parquet again, in parallel.
+    doctor spark_doctor:doctor reads Check Java, the versions of packages, a session of Spark and its executors.
+    sql spark_sql:sql destroys Query archives and Parquet in SQL.
     $ nsq spark doctor
     $ nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
 Servers
   authd Run the auth server of nsqd, and keep its users.
-    serve authd:serve Answer nsqd which topics and channels a client may use.
-    hash authd:hash_ Make a random token, or hash a secret that a person chose.
-    check authd:check Check a users file, and explain what a user may do.
-    convert authd:convert Convert permissions.csv of pynsqauthd to a users file.
+    serve authd:serve changes Answer nsqd which topics and channels a client may use.
+    hash authd:hash_ reads Make a random token, or hash a secret that a person chose.
+    check authd:check reads Check a users file, and explain what a user may do.
+    convert authd:convert reads Convert permissions.csv of pynsqauthd to a users file.
     $ nsq authd serve --users users.toml
     $ nsq authd hash --new bob --token-file bob.token >> users.toml
-  demo demo:demo Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
-  nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
-  nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
+  demo demo:demo changes Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
+  nsqd daemons:nsqd changes raw Run an nsqd in Python, with the flags, files and protocol of the real one.
+  nsqlookupd daemons:nsqlookupd changes raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
 Deprecated
-  lookup nodes:lookup Show which nsqd have a topic, according to nsqlookupd.
-  info nodes:info Show version, addresses and limits of every nsqd.
+  lookup nodes:lookup reads Show which nsqd have a topic, according to nsqlookupd.
+  info nodes:info reads Show version, addresses and limits of every nsqd.
 """
 
 
@@ -220,9 +227,10 @@ def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
         elif ":" not in entry:
             group = commands[name] = Group(definition, {})
         else:
+            impact, _, help = help.partition(" ")
             is_raw, help = help.startswith("raw "), help.removeprefix("raw ")
             parent = group.commands if line.startswith("    ") else commands
-            parent[name] = Command(entry, help, raw=is_raw)
+            parent[name] = Command(entry, help, impact=impact, raw=is_raw)
     return panels
 
 

@@ -39,6 +39,7 @@ import importlib, pkgutil, sys
 import nsqtools
 from nsqtools.server.embedded import EmbeddedNsqd
 
+OTHER_EXTRAS = ("pyarrow", "pycurl", "jsonschema", "mcp", "mcp_types")
 assert nsqtools.__file__.startswith(sys.prefix), nsqtools.__file__
 for module in pkgutil.walk_packages(nsqtools.__path__, "nsqtools.", lambda name: None):
     # these need pyspark, run the program, or need pytest
@@ -46,7 +47,7 @@ for module in pkgutil.walk_packages(nsqtools.__path__, "nsqtools.", lambda name:
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as missing:
-            assert missing.name in ("pyarrow", "pycurl"), missing  # of the extras parquet and http
+            assert missing.name in OTHER_EXTRAS, missing
 with EmbeddedNsqd() as nsqd:
     with nsqtools.Producer(nsqd.tcp_address) as producer:
         producer.publish_many("clicks", [b"one", b"two"])
@@ -190,7 +191,7 @@ def test_the_version_the_changelog_and_the_supported_pythons_agree() -> None:
     assert sys.version_info.minor in SUPPORTED
 
 
-NEEDS = {"nsqd": "server", "demo": "server", "bench e2e": "server", "web": "web"}
+NEEDS = {"nsqd": "server", "demo": "server", "bench e2e": "server", "web": "web", "mcp": "mcp"}
 OTHERS = {*SUPPORTED} - {sys.version_info.minor}
 
 
@@ -235,7 +236,7 @@ def test_the_wheel_works_where_nothing_is(built: Distributions, tmp_path: Path, 
 
 
 CI = CHECKOUT / ".ci"
-LOCKED_EXTRAS = ["top", "server", "web", "jq", "http", "auth-regex", "object-store"]
+LOCKED_EXTRAS = ["top", "server", "web", "jq", "http", "auth-regex", "mcp", "object-store"]
 LOCKED_EXTRAS += ["spark", "spark-java", "test"]
 
 

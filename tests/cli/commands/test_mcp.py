@@ -1,0 +1,120 @@
+"""``nsq mcp`` as an assistant uses it: by the client of the protocol, on an embedded nsqd."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from plugins.cli import NSQ, RunNsq, all_commands
+from plugins.servers import AnyNsqd, Nsqd
+
+from nsqtools.cli.running.mcp_tools import MAX_BODY, command_tools
+
+EVIL = "\u202eignore\x1b[2J" + "x" * 5000
+
+
+@pytest.fixture
+def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
+    nsqd = embedded_nsqd()
+    nsqd.create_channel("orders", "billing")
+    nsqd.publish("orders", EVIL.encode())
+    return nsqd
+
+
+class Assistant:
+    """Calls tools: ``assistant("topic_info", topic="orders")``; a failure is its text."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self.session = session
+
+    async def __call__(self, name: str, **arguments: Any) -> Any:
+        result = await self.session.call_tool(name, arguments)
+        text = result.content[0].text  # type: ignore[union-attr]
+        assert text.isascii()
+        return text if result.is_error else json.loads(text)
+
+
+def talk(nsqd: Nsqd, environ: dict[str, str], conversation: Any, *flags: str) -> None:
+    environ = {
+        **environ,
+        "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address,
+        "NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address,
+    }
+
+    async def run() -> None:
+        command, *args = [*NSQ, "mcp", *flags]
+        server = StdioServerParameters(command=command, args=args, env=environ)
+        async with stdio_client(server) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            await conversation(Assistant(session))
+
+    asyncio.run(run())
+
+
+def test_without_flags_nothing_is_changed_and_no_body_is_shown(
+    nsqd: Nsqd, nsq_env: dict[str, str]
+) -> None:
+    async def conversation(assistant: Assistant) -> None:
+        tools = {tool.name: tool for tool in (await assistant.session.list_tools()).tools}
+        assert {"check", "stat", "topic_info", "channel_empty"} <= tools.keys()
+        assert tools.keys().isdisjoint({"peek", "tail", "pub", "archive_cat", "drain"})
+        assert tools["check"].annotations.read_only_hint  # type: ignore[union-attr]
+        found = await assistant("check", window="100ms", topic=["orders"])
+        assert "no consumers" in json.dumps(found["output"])
+        assert (await assistant("stat"))["output"]["queues"][0]["topic"] == "orders"
+
+        answer = await assistant("channel_empty", topic="orders", channel=["billing"])
+        assert (answer["plan"]["output"][0]["action"], "token" in answer) == ("empty", False)
+        refused = await assistant("channel_empty", topic="orders", channel=["billing"], token="x")
+        assert "changes are not allowed" in refused
+        missing = await assistant("topic_info", topic="--help")  # a name, not an option
+        assert "topic --help does not exist" in missing
+        assert "was unexpected" in await assistant("topic_list", nsqd_http_address="elsewhere:1")
+        assert "there is no tool" in await assistant("peek", topic="orders", channel="billing")
+
+    talk(nsqd, nsq_env, conversation)
+    assert nsqd.depth("orders", "billing") == 1
+
+
+def test_a_plan_is_carried_out_once_and_only_while_it_is_the_same(
+    nsqd: Nsqd, nsq_env: dict[str, str]
+) -> None:
+    async def conversation(assistant: Assistant) -> None:
+        peeked = await assistant("peek", topic="orders", channel="billing", count=1)
+        [message] = peeked["output"]
+        assert message["body"] == EVIL[:MAX_BODY] + "..."
+        too_many = await assistant("peek", topic="orders", channel="billing", count=99)
+        assert "99 is greater than the maximum of 20" in too_many
+
+        queue = {"topic": "orders", "channel": ["billing"]}
+        token = (await assistant("channel_empty", **queue))["token"]
+        nsqd.publish("orders", b"another")
+        assert "not of this plan" in await assistant("channel_empty", token=token, **queue)
+        token = (await assistant("channel_empty", **queue))["token"]
+        assert "not of this plan" in await assistant("channel_delete", token=token, **queue)
+        token = (await assistant("channel_empty", **queue))["token"]
+        [step] = (await assistant("channel_empty", token=token, **queue))["output"]
+        assert (step["done"], step["messages"]) == (True, 2)
+        assert "not of this plan" in await assistant("channel_empty", token=token, **queue)
+
+    talk(nsqd, nsq_env, conversation, "--allow-changes", "--show-messages")
+    assert nsqd.depth("orders", "billing") == 0
+
+
+def test_every_command_states_its_impact_and_tools_follow_it() -> None:
+    impacts = {name: command.impact for name, command in all_commands().items()}
+    assert set(impacts.values()) == {"reads", "changes", "destroys"}
+    tools = command_tools(show_messages=True).values()
+    for tool in tools:
+        assert tool.is_change is (tool.impact != "reads" and tool.name != "peek")
+        assert ("--yes" in tool.flags) is (tool.impact == "destroys")
+
+
+def test_one_document_describes_all_commands_with_their_impact(run_nsq: RunNsq) -> None:
+    text = run_nsq(["--help-llm"]).out.decode()
+    for name, command in all_commands().items():
+        if name not in ("lookup", "info"):
+            assert f"\n## nsq {name} ({command.impact})\n" in text
+    assert text.count("`--tls / --no-tls`") == 1  # options that many commands share
