@@ -195,7 +195,7 @@ class HttpcorePool(HttpPool):
         self._context = None if tls is None else renewed_context(tls)
         self._connections: dict[tuple[SSLContext | None, bool], _Connections] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = MeteredLoop()
+        self._loop: asyncio.AbstractEventLoop
         self._woken = asyncio.Event()
 
     def send(self, request: HttpRequest, done: Done) -> None:
@@ -211,7 +211,8 @@ class HttpcorePool(HttpPool):
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+                self._loop = runner.get_loop()
                 runner.run(self._main())
         except Exception as exc:
             self.failure = exc
