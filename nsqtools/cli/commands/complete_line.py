@@ -129,7 +129,7 @@ def complete_words(words: Sequence[str], current: str) -> Completion:
             return complete_command(tree.load(word), words[at + 1 :], current)
         group, tree = entry, tree.commands[word]
     if current.startswith("-"):
-        options = [(names, help) for names, help in ROOT_OPTIONS if not words or "-h" in names]
+        options = [(names, help) for names, help in ROOT_OPTIONS if not words or "-h," in names]
         return Completion([(name, help) for names, help in options for name in names.split(", ")])
     return Completion(rows_of(group.commands))
 

@@ -145,7 +145,7 @@ def shell(
 
 STATIC = {
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
-    "nsq --": {"--help", "--version"},
+    "nsq --": {"--help", "--help-llm", "--version"},
     "nsq no-such-command ": set(),
     # values: in the next word, behind =, behind what breaks words in bash
     "nsq pub --mode r": {"round-robin"},
