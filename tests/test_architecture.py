@@ -34,6 +34,8 @@ archive: client cluster errors files protocol records tail
 bench: client cluster errors protocol
 one_channel: client cluster errors http protocol publish records server
 schedule: client errors files protocol records
+celery: client cluster errors http protocol
+taskiq: aio client errors protocol
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
 work: aio client errors forward http protocol records
@@ -61,6 +63,7 @@ IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
 # Who may import what is heavy or belongs to one place.
 ONLY_IN = {"pyspark": "spark/", "typer": "cli/", "rich": "cli/", "textual": "cli/top/app.py"}
+ONLY_IN |= {"celery": "celery.py", "kombu": "celery.py", "taskiq": "taskiq.py"}
 
 # The longest chain of imports inside a package. A chain that grows shows a module that does not
 # belong below its importer: dead letters, which need a producer, once stood below the consumer.

@@ -71,10 +71,11 @@ SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
 OPERATE_GUIDE = "nsq-operate.7.md"
 # tests/archive/test_lake_guide.py runs that of lakes
-# and tests/schedule that of the scheduler, tests/authd that of users
+# and tests/schedule that of the scheduler, tests/authd that of users, tests/tasks that of tasks
 SCHEDULE_GUIDE = "nsq-schedule.7.md"
 AUTH_GUIDE = "nsq-auth.7.md"
 KUBERNETES_GUIDE = "nsq-kubernetes.7.md"  # of which tests/packaging validates the manifests
+TASKS_GUIDE = "nsq-tasks.7.md"
 OWN_TESTS = (
     TUTORIAL,
     OPERATE_GUIDE,
@@ -82,6 +83,7 @@ OWN_TESTS = (
     SCHEDULE_GUIDE,
     AUTH_GUIDE,
     KUBERNETES_GUIDE,
+    TASKS_GUIDE,
     "nsq-lake.7.md",
     "nsq-config.5.md",
 )
