@@ -6,6 +6,11 @@ importing the package is cheap.
 
 from __future__ import annotations
 
+import os
+
+if not hasattr(os, "register_at_fork"):  # before an import that would fail less clearly
+    raise ImportError("nsqtools needs a POSIX system (Linux, macOS, BSD); on Windows, use WSL")
+
 from nsqtools import errors
 from nsqtools.errors import *  # noqa: F403
 
@@ -78,7 +83,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    public: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        public: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except AttributeError as error:  # "cannot import name" would hide it
+        raise ImportError(f"cannot import nsqtools.{_HOMES[name]}: {error}") from error
     return public
 
 

@@ -25,7 +25,7 @@ records: errors protocol
 transport: errors files protocol
 http: errors files protocol records transport
 client: errors files http protocol transport
-aio: client errors
+aio: client errors protocol
 server: errors files http protocol records
 cluster: client errors files http protocol records
 publish: client errors files protocol records
@@ -43,7 +43,7 @@ spark: archive client cluster errors files protocol publish records settings tai
 authd: cluster errors files http protocol records
 web: authd client cluster errors files http protocol records tail
 demo: errors server
-testing: aio client errors http server
+testing: aio client errors http protocol server
 cli: archive authd bench client cluster demo errors files forward http one_channel protocol \
 publish records replay schedule server settings spark tail web work
 __main__: cli

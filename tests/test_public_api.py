@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import nsqtools
-from nsqtools import errors, testing
+from nsqtools import aio, errors, testing
 
 PUBLIC = [name for name in nsqtools.__all__ if name != "__version__"]
 
 
 def test_what_type_checkers_see_can_be_had() -> None:
     tree = ast.parse(Path(nsqtools.__file__).read_text("utf-8"))
-    [checked] = [node for node in tree.body if isinstance(node, ast.If)]
+    [checked] = [n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name)]
     imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.name for node in imports for alias in node.names}
     assert set(PUBLIC) == seen | set(errors.__all__)
@@ -43,8 +43,17 @@ PUBLICATION = {"bodies", "defer_s", "error", "errors", "is_settled", "size", "su
 PUBLICATION |= {"topic", "wait", *dir(concurrent.futures.Future())}
 PUBLICATION -= {"set_exception", "set_result", "set_running_or_notify_cancel"}
 CONSUMER = {"abort", "batches", "begin_stop", "channel", "connections", "connections_by_topic"}
-CONSUMER |= {"errors", "health", "is_starved", "next_batch", "options", "run"}
-CONSUMER |= {"set_max_in_flight", "start", "stats", "stop", "topics", "wait_for_end"}
+CONSUMER |= {"errors", "health", "is_starved", "next_batch", "options", "pause"}
+CONSUMER |= {
+    "resume",
+    "run",
+    "set_max_in_flight",
+    "start",
+    "stats",
+    "stop",
+    "topics",
+    "wait_for_end",
+}
 PRODUCER = {"flush", "health", "nsqd", "on_published", "options", "publish", "publish_deferred"}
 PRODUCER |= {"publish_many", "repeated", "retried", "start", "stop", "submit"}
 FORMER = {
@@ -61,7 +70,7 @@ FORMER = {
 
 
 def public_objects() -> Iterator[tuple[object, set[str]]]:
-    for face in (nsqtools,):
+    for face in (nsqtools, aio):
         yield face.Consumer("topic", "channel", nsqd_tcp_addresses="127.0.0.1:1"), CONSUMER
         yield face.Producer("127.0.0.1:1"), PRODUCER
     batch = testing.fake_batch([b"body"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -24,6 +25,7 @@ from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
 from nsqtools.client.consumer import TARGET_HOLD_S, BatchCollector, ConsumerCore
 from nsqtools.client.handling import Handling, OnHandled, check_count
 from nsqtools.client.message import Batch, Message, requeue_undelivered
+from nsqtools.protocol.arguments import NONE, NUMBER, check_argument
 
 
 class _LoopBacklog(Backlog):
@@ -111,6 +113,21 @@ class Consumer(ConsumerCore):
         if not drain:
             self._requeue_remainder()
 
+    async def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
+        """Stop, and wait until all delivered messages are answered and the answers sent.
+
+        Returns whether the consumer has stopped. It has not after ``timeout_s``, and not if called
+        by a handler or a loop with an unanswered message, because the wait would be for the caller
+        itself. Unanswered messages are requeued after drain_timeout. May be called again.
+        """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
+        self.begin_stop(drain=drain)
+        task = asyncio.current_task()
+        workers = [worker for worker in list(self._backlog.workers) if worker.task is task]
+        if any(not message.is_answered for worker in workers for message in worker.messages):
+            return False
+        return await asyncio.shield(asyncio.to_thread(self.wait_for_end, timeout_s))
+
     def _requeue_remainder(self) -> None:
         if remainder := self._take_remainder():
             requeue_undelivered(remainder)
@@ -185,6 +202,16 @@ class Consumer(ConsumerCore):
                 self.begin_stop()
                 return
 
+    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """Return the next batch, or None after ``timeout_s`` and when the consumer has stopped.
+
+        It works like `nsqtools.Consumer.next_batch`.
+        """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
+        await self.start()
+        batches = await self._take_in(timeout_s, sys.maxsize, several=False)
+        return batches[0] if batches else None
+
     async def batches(self, size: int = 100, within_s: float = 1.0) -> AsyncIterator[Batch]:
         """Iterate over batches of ``size`` messages until the consumer stops.
 
@@ -195,7 +222,7 @@ class Consumer(ConsumerCore):
         """
         self._check_size(size, within_s)
         await self.start()
-        worker = Worker(has_batch=True)
+        worker = Worker(has_batch=True, task=asyncio.current_task())
         self._gather(worker, size)
         self._backlog.workers.add(worker)
         try:
@@ -218,13 +245,15 @@ class Consumer(ConsumerCore):
             self._backlog.workers.discard(worker)
             self._gather(worker, 0)
 
-    async def _take_in(self, wait_s: float | None, max_messages: int) -> list[Batch] | None:
+    async def _take_in(
+        self, wait_s: float | None, max_messages: int, *, several: bool = True
+    ) -> list[Batch] | None:
         """Take batches within ``wait_s``, like `_take`, without blocking the event loop."""
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         while True:
             is_delivered = self._is_delivered  # read before the backlog
             self._backlog.prepare_wait()
-            batches = self._take(0, max_messages, several=True)
+            batches = self._take(0, max_messages, several=several)
             if batches or is_delivered or wait_s == 0:
                 return batches
             try:
@@ -261,12 +290,19 @@ class Consumer(ConsumerCore):
         return super().__repr__().replace("<Consumer", "<aio.Consumer")
 
 
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # the iterator is made outside of an event loop
+        return None
+
+
 class _Loop:
     """One ``async for`` loop, which is a worker until its iterator is dropped."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._worker = Worker()
+        self._worker = Worker(task=_current_task())
         consumer._backlog.workers.add(self._worker)
 
     def __del__(self) -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nsqtools.client import outcomes
 from nsqtools.client.producer import ProducerCore, schedule_request
 from nsqtools.client.publication import PendingPublication, Publication
 from nsqtools.errors import ConfigurationError, PublishError
+from nsqtools.protocol.arguments import NUMBER, check_argument
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from _typeshed import ReadableBuffer
+
+T = TypeVar("T")
 
 
 def claim_running_loop(
@@ -60,7 +63,7 @@ class Producer(ProducerCore):
         self._loop = loop
         self._outcomes: dict[Publication, asyncio.Future[None]] = {}
         # Publishes that wait for room in the window, in order.
-        self._waiting: dict[asyncio.Future[None], Callable[[], None]] = {}
+        self._waiting: dict[asyncio.Future[Any], Callable[[], None]] = {}
         self._settled: collections.deque[Publication] = collections.deque()
 
     async def __aenter__(self) -> Self:
@@ -84,27 +87,24 @@ class Producer(ProducerCore):
         body: ReadableBuffer,
         *,
         timeout_s: float | None = None,
+        defer_s: float | None = None,
         at: datetime | None = None,
         key: str = "",
     ) -> None:
         """Publish one message and wait for the confirmation. Raises `PublishError`.
 
-        ``timeout_s`` limits the whole call, and ``at`` and ``key`` are for a message that is
-        published later: see `nsqtools.Producer.publish`.
+        ``timeout_s`` limits the whole call, ``defer_s`` delays the delivery, and ``at`` and ``key``
+        are for a message that is published later: see `nsqtools.Producer.publish`.
         """
         if at is not None or key:
-            topic, body = schedule_request(topic, body, at, key)
-        await self._publish(topic, [body], None, timeout_s)
+            topic, body = schedule_request(topic, body, at, key, defer_s)
+        await self._publish(topic, [body], defer_s, timeout_s)
 
     async def publish_deferred(
         self, topic: str, body: ReadableBuffer, defer_s: float, *, timeout_s: float | None = None
     ) -> None:
-        """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
-
-        Raises `PublishError`: `PublishInvalid` for a negative delay, and `PublishRejected` for one
-        above nsqd's --max-req-timeout, an hour by default.
-        """
-        await self._publish(topic, [body], defer_s, timeout_s)
+        """Publish with ``defer_s``: see `publish`."""
+        await self.publish(topic, body, defer_s=defer_s, timeout_s=timeout_s)
 
     async def publish_many(
         self, topic: str, bodies: Sequence[ReadableBuffer], *, timeout_s: float | None = None
@@ -123,6 +123,31 @@ class Producer(ProducerCore):
         if error := outcomes.combined_error(list(map(len, parts)), errors):
             raise error
 
+    async def submit(
+        self,
+        topic: str,
+        bodies: Sequence[ReadableBuffer],
+        *,
+        defer_s: float | None = None,
+        timeout_s: float | None = None,
+        on_settled: Callable[[Publication], None] | None = None,
+        splits: bool = False,
+    ) -> Publication:
+        """Submit a publish, and return it once the window has room. Await it for its outcome.
+
+            publication = await producer.submit("clicks", [b"..."])
+            await publication
+
+        It works like `nsqtools.Producer.submit`; ``on_settled`` runs on the I/O thread.
+        """
+
+        def begin(left_s: float | None, submitted: asyncio.Future[Publication]) -> None:
+            publication = self._submit(topic, bodies, defer_s, left_s, on_settled, splits)
+            publication.add_done_callback(self._add_settled)  # others may wait for its room
+            submitted.set_result(publication)
+
+        return await self._when_room(begin, timeout_s)
+
     async def _publish(
         self,
         topic: str,
@@ -130,30 +155,41 @@ class Producer(ProducerCore):
         defer_s: float | None,
         timeout_s: float | None,
     ) -> None:
+        def begin(left_s: float | None, outcome: asyncio.Future[None]) -> None:
+            publication = self._submit(topic, bodies, defer_s, left_s, self._add_settled)
+            self._outcomes[publication] = outcome
+
+        await self._when_room(begin, timeout_s)
+
+    async def _when_room(
+        self,
+        begin: Callable[[float | None, asyncio.Future[T]], None],
+        timeout_s: float | None,
+    ) -> T:
+        """Call ``begin`` once the window has room, in order, and await the future that it gets."""
+        if timeout_s is not None:
+            check_argument("timeout_s", timeout_s, *NUMBER)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             with self._lock:  # several threads may each have a loop
                 waiters = [*self._outcomes.values(), *self._waiting]
                 has_waiters = not all(outcome.done() for outcome in waiters)
                 self._serve(claim_running_loop(self._loop, self, has_waiters=has_waiters))
-        outcome = loop.create_future()
+        outcome: asyncio.Future[T] = loop.create_future()
         limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
         give_up_at = loop.time() + limit_s
 
-        def begin() -> None:
-            left_s = None if timeout_s is None else max(0.0, give_up_at - loop.time())
-            publication = self._submit(topic, bodies, defer_s, left_s, self._add_settled)
-            self._outcomes[publication] = outcome
+        def begin_now() -> None:
+            begin(None if timeout_s is None else max(0.0, give_up_at - loop.time()), outcome)
 
         # Without room `_submit` would block the event loop.
         if self._has_room and not self._waiting:
-            begin()
-            await outcome
-            return
-        self._waiting[outcome] = begin
+            begin_now()
+            return await outcome
+        self._waiting[outcome] = begin_now
         timer = loop.call_at(give_up_at, self._refuse, outcome, limit_s)
         try:
-            await outcome
+            return await outcome
         finally:
             timer.cancel()
             self._waiting.pop(outcome, None)  # it is still there if the task was cancelled
@@ -174,7 +210,7 @@ class Producer(ProducerCore):
             except Exception as exc:
                 outcome.set_exception(exc)
 
-    def _refuse(self, outcome: asyncio.Future[None], waited_s: float) -> None:
+    def _refuse(self, outcome: asyncio.Future[Any], waited_s: float) -> None:
         if self._waiting.pop(outcome, None) is not None and not outcome.done():
             outcome.set_exception(self._no_room(waited_s))
 

@@ -98,9 +98,10 @@ class Worker:
     Its body works on the ``current`` message, or with ``has_batch`` on all of them.
     """
 
-    __slots__ = ("current", "has_batch", "since", "taken", "thread")
+    __slots__ = ("current", "has_batch", "since", "taken", "task", "thread")
 
-    def __init__(self, *, has_batch: bool = False) -> None:
+    def __init__(self, *, has_batch: bool = False, task: object = None) -> None:
+        self.task = task  # of asyncio, in which the body runs
         self.has_batch = has_batch
         self.taken: Sequence[Message] = ()
         self.current: Message | None = None

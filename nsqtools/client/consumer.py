@@ -18,12 +18,14 @@ the rate of answers, up to max_in_flight.
 from __future__ import annotations
 
 import atexit
+import contextvars
 import logging
 import math
 import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,7 @@ from typing import NamedTuple, Self
 
 from nsqtools.client.attempts import Attempts
 from nsqtools.client.backlog import Backlog, ConsumerStats, QueuedBatches, Worker
+from nsqtools.client.callbacks import ConnectionEvents, weak_callback
 from nsqtools.client.connection import max_attempt_s, tls_context
 from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.client.consumer_io import ConsumerIO, SubscribeCheck
@@ -51,13 +54,14 @@ from nsqtools.client.message import (
 )
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.names import (
-    Address,
-    check_channel,
-    check_topic,
-    one_or_several,
-    parse_address,
+from nsqtools.protocol.arguments import (
+    NONE,
+    NUMBER,
+    check_argument,
+    check_functions,
+    check_texts,
 )
+from nsqtools.protocol.names import Address, check_channel, check_topic, parse_address
 
 log = logging.getLogger("nsqtools")
 
@@ -134,6 +138,8 @@ class ConsumerCore:
         options: ClientOptions | None = None,
         address_map: Mapping[str, str] | None = None,
         on_error: Callable[[NsqError], None] | None = None,
+        on_connected: Callable[[str], object] | None = None,
+        on_lost: Callable[[str, NsqError], object] | None = None,
         on_giving_up: Callable[[Message], object] | None = None,
         giving_up: Policy = "requeue",
         dead_letter: str = "",
@@ -142,11 +148,17 @@ class ConsumerCore:
     ) -> None:
         """``_backlog`` is shared by several consumers. ``_looked_up`` has the unmapped addresses of
         a lookup that was just made: the first lookup of this consumer is a poll interval later."""
-        self.topics = list(dict.fromkeys(map(check_topic, one_or_several(topic))))
+        self.topics = list(dict.fromkeys(map(check_topic, check_texts("topic", topic))))
+        check_argument("channel", channel, str)
+        check_argument("options", options, ClientOptions, NONE)
+        check_argument("address_map", address_map, Mapping, NONE)
+        check_argument("dead_letter", dead_letter, str)
+        events = ConnectionEvents(on_connected, on_lost, on_error)
+        check_functions(on_giving_up=on_giving_up)
         self.channel = check_channel(channel)
         self.options = options or ClientOptions()
-        nsqd_tcp_addresses = one_or_several(nsqd_tcp_addresses)
-        urls = one_or_several(lookupd_http_addresses)
+        nsqd_tcp_addresses = check_texts("nsqd_tcp_addresses", nsqd_tcp_addresses)
+        urls = check_texts("lookupd_http_addresses", lookupd_http_addresses)
         if not self.topics:
             raise ConfigurationError("a consumer needs a topic")
         if dead_letter in self.topics:
@@ -170,11 +182,11 @@ class ConsumerCore:
             self.options,
             backlog=self._backlog,
             attempts=Attempts(self._giving_up.max_attempts, keeps=self._giving_up.keeps),
-            give_up=self._give_up,
-            check_subscribe=lambda topic, nsqd: self._subscribe_check(topic, nsqd),
-            on_tick=self._touch_when_due,
-            on_stopped=self._end_deliveries,
-            on_error=on_error or (lambda error: None),
+            give_up=weak_callback(self._give_up),
+            check_subscribe=weak_callback(self._check_subscribe),
+            on_tick=weak_callback(self._touch_when_due),
+            on_stopped=weak_callback(self._end_deliveries),
+            events=events,
         )
         self._subscribe_check: SubscribeCheck = lambda topic, nsqd: None
         self._auto_touches = False
@@ -187,6 +199,17 @@ class ConsumerCore:
         self._drains = True  # until a stop without ``drain``
         self._workers: dict[int, Worker] = {}  # by thread
         self._batch_sizes: dict[object, int] = {}  # by loop
+        self._max_in_flight = self.options.max_in_flight
+        self._is_paused = False
+
+    def __del__(self) -> None:
+        """Stop a consumer that the program has dropped. Unanswered messages are requeued."""
+        is_running = getattr(self, "_is_started", False) and not self._is_stopping
+        if is_running and os.getpid() == self._process:  # in a forked child it is the parent's
+            self._io.loop.call_soon(partial(self._io.begin_stop, False))
+            self._io.loop.call_soon(self._io.abort)
+            _dropped.add(self._io)
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"<Consumer of {self._io.loop.name}, {len(self._io.subscriptions)} connections>"
@@ -316,6 +339,7 @@ class ConsumerCore:
     def _check_size(self, size: int, within_s: float) -> None:
         """Raise `ConfigurationError` for a batch that cannot be collected."""
         check_count("size", size)
+        check_argument("within_s", within_s, *NUMBER)
         if not within_s > 0:
             raise ConfigurationError(f"within_s must be > 0, not {within_s!r}")
         maximum = max(self.options.max_in_flight, self._io.delivery.in_flight_limit.maximum)
@@ -367,9 +391,31 @@ class ConsumerCore:
     # -- state ----------------------------------------------------------------------------------
 
     def set_max_in_flight(self, count: int) -> None:
-        """Change max_in_flight while running; 0 pauses."""
+        """Change max_in_flight while running; 0 pauses. A paused consumer has it from `resume` on.
+
+        Raises `ConfigurationError` for a negative count.
+        """
+        check_argument("count", count, int)
         if count < 0:
             raise ConfigurationError("max_in_flight must not be negative")
+        self._max_in_flight = count
+        self._limit_in_flight()
+
+    def pause(self) -> None:
+        """Let nsqd deliver no further messages until `resume`. Connections stay open.
+
+        Messages that nsqd has delivered are still handed out.
+        """
+        self._is_paused = True
+        self._limit_in_flight()
+
+    def resume(self) -> None:
+        """Let nsqd deliver messages again."""
+        self._is_paused = False
+        self._limit_in_flight()
+
+    def _limit_in_flight(self) -> None:
+        count = 0 if self._is_paused else self._max_in_flight
         self._io.loop.call_soon(lambda: self._io.delivery.set_maximum(count))
 
     def _look_up_soon(self) -> None:
@@ -386,6 +432,9 @@ class ConsumerCore:
         accepted the connection, before SUB. An `NsqError` raised by it postpones the attempt.
         """
         self._subscribe_check = look
+
+    def _check_subscribe(self, topic: str, nsqd: Address) -> Callable[[], None] | None:
+        return self._subscribe_check(topic, nsqd)
 
     @property
     def is_starved(self) -> bool:
@@ -528,8 +577,10 @@ class Consumer(ConsumerCore):
 
     The addresses of nsqd and nsqlookupd are each a sequence or a single text.
 
-    ``on_error`` is called with the error of every failed or lost connection. It runs on the I/O
-    thread and must not block.
+    ``on_connected`` is called with the address of an nsqd, ``host:port``, after each subscription
+    (for each topic), ``on_lost`` with the address and the error when such a connection ends, except
+    by a stop, and ``on_error`` with the error of every failed or lost connection. They run on the
+    I/O thread and must not block. What they raise is logged.
 
     A message that handlers requeue is delivered again without a limit, unless one of these applies
     after max_attempts deliveries:
@@ -571,6 +622,7 @@ class Consumer(ConsumerCore):
         in a handler, in on_giving_up or in a loop over messages, because the wait would be for the
         caller itself. Unanswered messages are requeued after drain_timeout. May be called again.
         """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
         self.begin_stop(drain=drain)
         worker = self._workers.get(threading.get_ident())
         if worker is not None and any(not message.is_answered for message in worker.taken):
@@ -596,6 +648,7 @@ class Consumer(ConsumerCore):
         The first call starts the consumer. Every message must be answered, on any thread;
         `Batch.finish` finishes those that have no answer.
         """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
         self.start()
         batches = self._take(timeout_s)
         return batches[0] if batches else None
@@ -612,6 +665,7 @@ class Consumer(ConsumerCore):
         Every message must be answered; `Batch.finish` finishes those that have no answer. Raises
         `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
         """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
         if size is not None:
             self._check_size(size, within_s)
         return self._batches(timeout_s, size, within_s)
@@ -698,6 +752,8 @@ class Consumer(ConsumerCore):
     ) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
 
+        Each thread handles its messages in its own copy of the caller's context (contextvars).
+
         A message that the handler has not answered is finished when the handler returns, requeued
         with backoff when it returns False or raises (the exception is logged), requeued without
         backoff when it raises `RequeueWithoutBackoff`, and given up when it raises `GiveUp`.
@@ -724,10 +780,16 @@ class Consumer(ConsumerCore):
         with self._stop_signals(signals) as stop_signals:
             self.start()
             self._auto_touches |= auto_touch
-            work = partial(self._work, handling)
+            # A context is of one thread at a time, so each gets a copy of the caller's.
+            contexts = [contextvars.copy_context() for _ in range(workers)]
             threads = [
-                threading.Thread(target=work, name=f"nsq-worker-{n}", daemon=True)
-                for n in range(workers - 1)
+                threading.Thread(
+                    target=context.run,
+                    args=(self._work, handling),
+                    name=f"nsq-worker-{n}",
+                    daemon=True,
+                )
+                for n, context in enumerate(contexts[1:])
             ]
             try:
                 for thread in threads:
@@ -735,7 +797,7 @@ class Consumer(ConsumerCore):
             except RuntimeError:  # the system has no more threads
                 self.begin_stop()
                 raise
-            self._work(handling)
+            contexts[0].run(self._work, handling)
             if not stop_signals.ends_now:
                 for thread in threads:
                     thread.join()
@@ -792,6 +854,7 @@ def start_all(consumers: Sequence[Consumer]) -> None:
 # -- the process ----------------------------------------------------------------------------------
 
 _started: weakref.WeakSet[ConsumerCore] = weakref.WeakSet()
+_dropped: weakref.WeakSet[ConsumerIO] = weakref.WeakSet()  # of consumers that nobody has stopped
 
 
 def _stop_consumers() -> None:
@@ -802,7 +865,10 @@ def _stop_consumers() -> None:
     give_up_at = time.monotonic() + EXIT_S
     for consumer in consumers:
         consumer.wait_for_end(max(0.0, give_up_at - time.monotonic()))
+    for io in list(_dropped):
+        io.loop.join(max(0.0, give_up_at - time.monotonic()))
 
 
 atexit.register(_stop_consumers)
 os.register_at_fork(after_in_child=_started.clear)  # they belong to the parent
+os.register_at_fork(after_in_child=_dropped.clear)

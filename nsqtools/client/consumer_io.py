@@ -36,6 +36,7 @@ from typing import Literal, NamedTuple
 
 from nsqtools.client.attempts import Attempts
 from nsqtools.client.backlog import Backlog, Delivery
+from nsqtools.client.callbacks import ConnectionEvents
 from nsqtools.client.connecting import Dialer
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
@@ -329,8 +330,7 @@ class ConsumerIO:
     Messages go to the ``backlog``. ``give_up`` gets those that failed too often, on a handler's
     thread. The other callbacks run on the I/O thread and must not block: ``check_subscribe`` before
     each first SUB at an nsqd, ``on_tick`` several times in msg_timeout, ``on_stopped`` (perhaps
-    repeatedly) when nothing more will be delivered, ``on_error`` with each lost or failed
-    connection.
+    repeatedly) when nothing more will be delivered, and the ``events`` of connections.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class ConsumerIO:
         check_subscribe: SubscribeCheck,
         on_tick: Callable[[float], None],
         on_stopped: Callable[[], None],
-        on_error: Callable[[NsqError], None],
+        events: ConnectionEvents,
     ) -> None:
         self.loop = LoopMember(f"{','.join(topics)}/{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
@@ -381,7 +381,7 @@ class ConsumerIO:
         self.expects_finish = False  # see `expect_finish`
         self.stats = self.delivery.stats
         self._on_stopped = on_stopped
-        self._on_error = on_error
+        self._events = events
         self._discoveries = discoveries  # by topic
         self._expected = set(discoveries)  # topics whose first lookup has not ended
         self._defers_warnings = False
@@ -468,6 +468,7 @@ class ConsumerIO:
         self._schedule_redistribution()
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
+        self._events.connected(subscription.nsqd)
 
     def _note_progress(self) -> None:
         if not self._expected and not any(dialer.connecting for dialer in self.dialers.values()):
@@ -479,6 +480,7 @@ class ConsumerIO:
         """Handle the loss of a connection, whose messages nsqd will deliver again."""
         self._forget(subscription)
         if not self._stopping:
+            self._events.lost(subscription.nsqd, error)
             address, was_proven = subscription.connection.address, subscription.connection.is_proven
             self._ended(subscription.topic, address, error, was_proven=was_proven)
 
@@ -503,10 +505,7 @@ class ConsumerIO:
         dialer = self.dialers[topic]
         if dialer.ended(address, error, was_proven=was_proven, level=level):
             self._discoveries[topic].ask_soon()
-        try:
-            self._on_error(error)
-        except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
-            log.exception("on_error failed")
+        self._events.failed(error)
 
     # -- messages and their answers -------------------------------------------------------------
 

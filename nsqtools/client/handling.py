@@ -13,8 +13,8 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Self
 
 from nsqtools.client.message import Answered, Batch, Message, source_of
-from nsqtools.client.options import check_times
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.arguments import NONE, check_argument, check_functions, check_times
 
 log = logging.getLogger("nsqtools")
 
@@ -32,7 +32,8 @@ class RequeueWithoutBackoff(Exception):
 
     def __init__(self, delay_s: float | None = None) -> None:
         super().__init__(delay_s)
-        check_times(delay_s=delay_s or 0)
+        if delay_s is not None:
+            check_times(delay_s=delay_s)
         self.delay_s = delay_s
 
 
@@ -81,6 +82,7 @@ class Handling:
     ) -> None:
         if not callable(handler):
             raise ConfigurationError(f"the handler is {handler!r}, which cannot be called")
+        check_functions(on_handled=on_handled)
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
@@ -187,6 +189,7 @@ class StopSignals:
     def __init__(
         self, signals: bool | None, *, stop: Callable[[], object], end: Callable[[], object]
     ) -> None:
+        check_argument("signals", signals, bool, NONE)
         is_main = threading.current_thread() is threading.main_thread()
         if signals and not is_main:
             raise ConfigurationError("signals=True works on the main thread only")

@@ -39,6 +39,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nsqtools.errors import ConfigurationError
 from nsqtools.transport.stream import SOCKET_READ_SIZE
 
 log = logging.getLogger("nsqtools")
@@ -114,6 +115,7 @@ class LoopMember:
 
         A signal handler or another greenlet may start the member meanwhile; ``begin`` runs once.
         """
+        _refuse_eventlet()
         thread = _join(self)
         if self._thread is None:
             self.io_thread = self._thread = thread
@@ -526,6 +528,15 @@ def _join(member: LoopMember) -> IOThread:
             else:  # a signal handler has started another one meanwhile
                 thread.retire()
         return shared
+
+
+def _refuse_eventlet() -> None:
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("socket"):
+        raise ConfigurationError(
+            "nsqtools does not work on sockets that eventlet has patched",
+            hint="Use threads, asyncio or gevent, or monkey_patch(socket=False, thread=False).",
+        )
 
 
 def _forget_thread() -> None:

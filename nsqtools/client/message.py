@@ -19,8 +19,8 @@ from itertools import chain
 from typing import Literal, Protocol
 
 from nsqtools.client.former_names import former_names
-from nsqtools.errors import ConfigurationError
 from nsqtools.protocol import commands
+from nsqtools.protocol.arguments import check_times
 
 # Share of msg_timeout after which a message is touched. The other half is left for a touch that is
 # delayed by a busy loop or a slow connection.
@@ -129,8 +129,8 @@ class Message:
         Returns 0 when the message was answered before. Raises `ConfigurationError` for a negative
         delay. nsqd silently reduces a delay above its --max-req-timeout (an hour by default).
         """
-        if delay_s is not None and not delay_s >= 0:
-            raise ConfigurationError(f"requeue delay {delay_s!r} is negative")
+        if delay_s is not None:
+            check_times(delay_s=delay_s)
         if not self._take():
             # A newer delivery is in flight. The failure counts for max_attempts nevertheless.
             if self.id in self._source.in_flight:

@@ -345,12 +345,5 @@ def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise _out_of_bounds(name, f"{show(low)}{upper or ' or more'}")
 
 
-def check_times(**seconds: float) -> None:
-    """Raise `ConfigurationError` for a time, given by its name, that is negative or no number."""
-    for name, value in seconds.items():
-        if not value >= 0:  # negated, so that NaN is refused
-            raise ConfigurationError(f"{name} must be >= 0, not {value!r}")
-
-
 def _out_of_bounds(name: str, allowed: str) -> ConfigurationError:
     return ConfigurationError(f"client option {name} is out of bounds", hint=f"Allowed: {allowed}.")

@@ -28,6 +28,7 @@ import math
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
+from nsqtools.client.callbacks import ConnectionEvents, call_guarded, weak_callback
 from nsqtools.client.connection import tls_context
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.client.discovery import Discovery
@@ -46,13 +48,21 @@ from nsqtools.client.publication import Mode, PendingPublication, Publication, i
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
+    NsqError,
     PublishError,
     PublishInvalid,
     PublishNotSent,
     PublishUnknown,
 )
+from nsqtools.protocol.arguments import (
+    NONE,
+    NUMBER,
+    check_argument,
+    check_functions,
+    check_texts,
+)
 from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
-from nsqtools.protocol.names import check_topic, one_or_several, parse_address, shown_url
+from nsqtools.protocol.names import check_topic, parse_address, shown_url
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -103,14 +113,20 @@ class ProducerCore:
         retry_unknown: bool = False,
         linger_s: float = 0.0,
         on_published: Callable[[Publication], None] | None = None,
+        on_connected: Callable[[str], object] | None = None,
+        on_lost: Callable[[str, NsqError], object] | None = None,
     ) -> None:
+        check_argument("options", options, ClientOptions, NONE)
+        check_argument("address_map", address_map, Mapping, NONE)
+        check_functions(on_published=on_published)
+        self._events = ConnectionEvents(on_connected, on_lost)
         self.on_published = on_published
         self.options = options or ClientOptions()
-        self._lookupds = one_or_several(lookupd_http_addresses)
+        self._lookupds = check_texts("lookupd_http_addresses", lookupd_http_addresses)
         if nsqd_tcp_addresses is None:
             nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_NSQD_TCP_ADDRESS
-        addresses = map(parse_address, one_or_several(nsqd_tcp_addresses))
-        self._addresses = list(dict.fromkeys(addresses))
+        texts = check_texts("nsqd_tcp_addresses", nsqd_tcp_addresses)
+        self._addresses = list(dict.fromkeys(map(parse_address, texts)))
         if not self._addresses and not self._lookupds:
             hint = "Give the address of an nsqd or an nsqlookupd."
             raise ConfigurationError("a producer needs an address", hint=hint)
@@ -130,8 +146,9 @@ class ProducerCore:
             discovery,
             self.options,
             self._policy,
-            self._on_settled,
-            self._release_window,
+            weak_callback(self._on_settled),
+            weak_callback(self._release_window),
+            self._events,
         )
         # Re-entrant, because a signal handler may publish. The I/O thread never takes it: a signal
         # handler that waits for the I/O thread may have interrupted the lock's owner.
@@ -145,6 +162,15 @@ class ProducerCore:
         self._outside_window: set[PendingPublication] = set()
         self._is_started = False
         self._is_stopped = False
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        """Stop a producer that the program has dropped. What was submitted is published."""
+        is_running = getattr(self, "_is_started", False) and not self._is_stopped
+        if is_running and os.getpid() == self._process:
+            self._io.loop.call_soon(self._io.begin_stop)
+            _dropped.add(self._io)
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         count = self.health().under_way
@@ -182,12 +208,9 @@ class ProducerCore:
         if not self._is_started:
             return True
         self._io.loop.call_soon(self._io.begin_stop)
-        is_in_time = self._io.loop.join(timeout_s)
-        if not is_in_time and not self._io.loop.is_own_thread:
-            self._io.loop.call_soon(self._io.abort)
-            self._io.loop.join()
-        self._io.failures.log_unseen(log_prefix or f"{self.nsqd}: the producer was stopped with ")
-        return is_in_time
+        return _end(
+            self._io, timeout_s, log_prefix or f"{self.nsqd}: the producer was stopped with "
+        )
 
     @property
     def _patience_s(self) -> float:
@@ -218,7 +241,12 @@ class ProducerCore:
         lengths = list(map(len, copies))
         check_bodies(lengths, defer_s, self.options)
         if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s)  # raises TypeError here for a text; NaN becomes 0
+            check_argument("timeout_s", timeout_s, *NUMBER)
+            timeout_s = max(0.0, timeout_s)  # NaN becomes 0
+        if on_settled is not None:
+            check_functions(on_settled=on_settled)
+        if not isinstance(topic, str):
+            raise PublishInvalid(f"topic must be str, not {type(topic).__name__}")
         size, now = sum(lengths), time.monotonic()
         publication = PendingPublication(
             _check_topic(topic), copies, size, now, defer_s, timeout_s, on_settled, splits
@@ -335,10 +363,7 @@ class ProducerCore:
         self._make_room()
         if self.on_published is not None:
             for publication in settled:
-                try:
-                    self.on_published(publication)
-                except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
-                    log.exception("on_published failed")
+                call_guarded("on_published", self.on_published, publication)
 
 
 class Producer(ProducerCore):
@@ -369,8 +394,10 @@ class Producer(ProducerCore):
     earlier one is unanswered, and at most ``linger_s`` seconds. nsqd stores the publishes of a
     topic in order, except with retries, with several nsqd, and after a rejection.
 
-    ``on_published`` is called with every settled publication, for metrics. It runs on the I/O
-    thread and must not block.
+    ``on_published`` is called with every settled publication, for metrics, ``on_connected`` with
+    the address of each connected nsqd, ``host:port``, and ``on_lost`` with the address and the
+    error when such a connection ends, except by a stop. They run on the I/O thread and must not
+    block. What they raise is logged.
 
     Thread-safe. Raises `ConfigurationError` for a bad address or bad options.
     """
@@ -380,6 +407,7 @@ class Producer(ProducerCore):
 
         Settled does not mean confirmed: see `Publication.error`.
         """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
         self._refuse_own_thread()
         return self._flush(timeout_s)
 
@@ -390,6 +418,7 @@ class Producer(ProducerCore):
         program has not read are logged. In a callback this begins to stop and returns False,
         because a callback cannot wait for its own thread.
         """
+        check_argument("timeout_s", timeout_s, *NUMBER, NONE)
         return self._stop(timeout_s)
 
     def __enter__(self) -> Self:
@@ -407,10 +436,14 @@ class Producer(ProducerCore):
         body: ReadableBuffer,
         *,
         timeout_s: float | None = None,
+        defer_s: float | None = None,
         at: datetime | None = None,
         key: str = "",
     ) -> None:
         """Publish one message and wait for the confirmation. Raises `PublishError`.
+
+        Channels deliver it after ``defer_s`` seconds. `PublishInvalid` refuses a negative delay,
+        and `PublishRejected` one above nsqd's --max-req-timeout, an hour by default.
 
         ``timeout_s`` limits the whole call; after it, the class of the error shows whether the
         message may have been published. By default each step may take publish_timeout.
@@ -421,19 +454,14 @@ class Producer(ProducerCore):
         """
         self._refuse_own_thread()
         if at is not None or key:
-            topic, body = schedule_request(topic, body, at, key)
-        self._submit(topic, [body], None, timeout_s).wait()
+            topic, body = schedule_request(topic, body, at, key, defer_s)
+        self._submit(topic, [body], defer_s, timeout_s).wait()
 
     def publish_deferred(
         self, topic: str, body: ReadableBuffer, defer_s: float, *, timeout_s: float | None = None
     ) -> None:
-        """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
-
-        Raises `PublishError`: `PublishInvalid` for a negative delay, and `PublishRejected` for one
-        above nsqd's --max-req-timeout, an hour by default.
-        """
-        self._refuse_own_thread()
-        self._submit(topic, [body], defer_s, timeout_s).wait()
+        """Publish with ``defer_s``: see `publish`."""
+        self.publish(topic, body, defer_s=defer_s, timeout_s=timeout_s)
 
     def _refuse_own_thread(self) -> None:
         if self._io.loop.is_own_thread:
@@ -521,16 +549,22 @@ def _copy_body(body: ReadableBuffer) -> bytes:
 
 
 def schedule_request(
-    topic: str, body: ReadableBuffer, at: datetime | None, key: str
+    topic: str, body: ReadableBuffer, at: datetime | None, key: str, defer_s: float | None
 ) -> tuple[str, bytes]:
     """Return the topic and the body of a request to publish ``body`` ``at`` a time.
 
     Raises `PublishInvalid` for a request that the scheduler would refuse.
     """
+    from datetime import datetime
+
     from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, request_at
 
+    check_argument("at", at, datetime, NONE)
+    check_argument("key", key, str)
     if at is None:
         raise PublishInvalid("key is for a message with at")
+    if defer_s is not None:
+        raise PublishInvalid("at and defer_s exclude each other")
     try:
         return SCHEDULE_TOPIC, request_at(_check_topic(topic), _copy_body(body), at, key)
     except ValueError as exc:
@@ -552,6 +586,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
             hint="nsqd's limit is its --max-msg-size; the client's is publish_max_msg_size.",
         )
     if defer_s is not None:
+        check_argument("defer_s", defer_s, *NUMBER)
         if len(lengths) > 1:
             raise PublishInvalid("only single messages can be deferred")
         if not 0 <= defer_s <= MAX_DELAY_S:
@@ -566,7 +601,18 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
 # -- the process ----------------------------------------------------------------------------------
 
 _started: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
+_dropped: weakref.WeakSet[ProducerIO] = weakref.WeakSet()  # of producers that nobody has stopped
 _is_at_exit = False
+
+
+def _end(io: ProducerIO, timeout_s: float | None, log_prefix: str) -> bool:
+    """Wait for the end of a stop that has begun; return whether everything has settled in time."""
+    is_in_time = io.loop.join(timeout_s)
+    if not is_in_time and not io.loop.is_own_thread:
+        io.loop.call_soon(io.abort)
+        io.loop.join()
+    io.failures.log_unseen(log_prefix)
+    return is_in_time
 
 
 def _stop_producers() -> None:
@@ -583,11 +629,15 @@ def _stop_producers() -> None:
     for producer in producers:
         left_s = now + producer.options.publish_timeout_s - time.monotonic()
         producer._stop(max(0.0, left_s), "the program ended with ")
+    for io in list(_dropped):
+        left_s = now + io.options.publish_timeout_s - time.monotonic()
+        _end(io, max(0.0, left_s), "the program ended with ")
 
 
 def _restart_all_in_child() -> None:
     producers = list(_started)
     _started.clear()
+    _dropped.clear()
     for producer in producers:
         producer._restart_in_child()
 

@@ -41,6 +41,7 @@ from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
+from nsqtools.client.callbacks import ConnectionEvents
 from nsqtools.client.connecting import (
     RetryDelays,
     connect_despite_pause,
@@ -51,7 +52,7 @@ from nsqtools.client.connecting import (
 from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.options import ClientOptions, check_times
+from nsqtools.client.options import ClientOptions
 from nsqtools.client.publication import (
     Failures,
     Mode,
@@ -71,6 +72,7 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.protocol import commands
+from nsqtools.protocol.arguments import check_argument, check_times
 from nsqtools.protocol.frames import OK
 from nsqtools.protocol.names import Address
 
@@ -119,6 +121,7 @@ class PublishPolicy:
                 f"mode {self.mode!r} is neither failover nor round-robin",
                 hint="To publish to every nsqd, use one producer for each.",
             )
+        check_argument("retry_unknown", self.retry_unknown, bool)
         check_times(retry_timeout_s=self.retry_timeout_s, linger_s=self.linger_s)
 
 
@@ -193,6 +196,7 @@ class ProducerLink:
             result.attach(self._loop, self)
             version = result.reply.version or "before 0.2.19"
             log.info("connected to %s (nsqd %s)", self.address, version)
+            self._user.events.connected(str(self.address))
         self._user.link_changed()
 
     def delay_next(self, error: NsqError, *, spent_s: float = 0.0) -> None:
@@ -291,6 +295,8 @@ class ProducerLink:
             log.info("%s", error)
         else:  # a connection that is accepted and dies at once must not be retried in a hot loop
             self.delay_next(error)
+        if not self._is_closed:
+            self._user.events.lost(str(self.address), error)
         self._user.unknown(unknown, error)
         self._user.not_sent(not_sent, error)
         self._user.link_changed()
@@ -453,8 +459,10 @@ class ProducerIO:
         policy: PublishPolicy,
         report: Callable[[list[PendingPublication]], None],
         release_window: Callable[[Iterable[PendingPublication]], None],
+        events: ConnectionEvents,
     ) -> None:
         self.options = options
+        self.events = events
         self.policy = policy
         self._report = report
         self._release_window = release_window

@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from nsqtools.client import outcomes
+from nsqtools.client.callbacks import call_guarded
 from nsqtools.client.former_names import former_names
 from nsqtools.client.io_loop import wait_until_released
 from nsqtools.errors import DeadlineExceeded, PublishError
@@ -181,10 +182,7 @@ class Publication(Future[None]):
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread runs callbacks, too
                 return
-            try:
-                callback(self)
-            except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
-                log.exception("a callback of a publication failed")
+            call_guarded("a callback of a publication", callback, self)
 
     def done(self) -> bool:
         """Return whether it has settled."""

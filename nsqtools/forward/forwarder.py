@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,8 @@ from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.forward.dispatcher import DeadLetterBox, DeadLetterFile, Dispatcher
 from nsqtools.forward.parcel import Counters, Parcel, Sink
-from nsqtools.protocol.names import check_channel, check_topic, one_or_several
+from nsqtools.protocol.arguments import NONE, check_argument, check_texts, check_times
+from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.publish.publisher import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.tail import End, LimitWatch, RunLimits
@@ -113,7 +115,7 @@ class TopicSources:
         """Pause or resume all consumers."""
         self._is_paused = is_paused
         for consumer in self._consumers.values():
-            consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
+            (consumer.pause if is_paused else consumer.resume)()
 
     def is_connected(self) -> bool:
         """Return whether every topic that some nsqd has is connected."""
@@ -146,7 +148,7 @@ class TopicSources:
         if settings.batch > 1:  # so that a whole batch is in flight from the beginning
             consumer._gather(self, settings.batch)
         if self._is_paused:
-            consumer.set_max_in_flight(0)
+            consumer.pause()
         log.info("forwarding topic %s, channel %s", topic, settings.channel)
         return consumer
 
@@ -407,7 +409,7 @@ def forward_to(
     *,
     nsqd_tcp_addresses: str | Sequence[str] = (),
     lookupd_http_addresses: str | Sequence[str] = (),
-    options: Mapping[str, str] | None = None,
+    options: ClientOptions | Mapping[str, str] | None = None,
     max_attempts: int = 0,
     dead_letter_file: str | Path | None = None,
     exit_idle_s: float | None = None,
@@ -415,28 +417,38 @@ def forward_to(
     """Return a `Forwarder` of topics to your own sink; its `run` delivers.
 
     Args:
-        options: client options by name, as texts in the syntax of ``nsq -X``.
+        options: a mapping of texts in the syntax of ``nsq -X`` is deprecated. By default, options
+            for many messages: ``max_in_flight`` is 2500.
         max_attempts: a message that failed this often goes to ``dead_letter_file``; 0 is without
             limit.
         dead_letter_file: refused messages are appended here; without a file they stay in their
             queue.
         exit_idle_s: `Forwarder.run` returns after this many seconds without messages.
 
-    Raises `ConfigurationError` for invalid names and options and for ``max_attempts`` without a
-    file, and `OutputError` if the file cannot be opened.
+    Raises `ConfigurationError` for invalid arguments and for ``max_attempts`` without a file, and
+    `OutputError` if the file cannot be opened.
     """
+    check_argument("sink", sink, Sink)
+    check_argument("options", options, ClientOptions, Mapping, NONE)
+    check_argument("max_attempts", max_attempts, int)
+    if exit_idle_s is not None:
+        check_times(exit_idle_s=exit_idle_s)
+    if isinstance(options, Mapping):
+        text = "forward_to takes ClientOptions; nsqtools 0.5 accepts no texts as options"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        options = ClientOptions(**THROUGHPUT).with_options(options)
     if max_attempts and dead_letter_file is None:
         raise ConfigurationError("max_attempts needs a dead_letter_file")
     connection = ConnectionSettings(
-        tuple(one_or_several(nsqd_tcp_addresses)),
-        tuple(one_or_several(lookupd_http_addresses)),
-        options=options or {},
+        tuple(check_texts("nsqd_tcp_addresses", nsqd_tcp_addresses)),
+        tuple(check_texts("lookupd_http_addresses", lookupd_http_addresses)),
     )
-    topics = tuple(dict.fromkeys(map(check_topic, one_or_several(topic))))
+    topics = tuple(dict.fromkeys(map(check_topic, check_texts("topic", topic))))
+    check_argument("channel", channel, str)
     settings = ForwardSettings(
         ConsumedTopics(topics, connection),
         check_channel(channel),
-        connection.client_options(**THROUGHPUT),
+        options or ClientOptions(**THROUGHPUT),
         max_attempts=max_attempts,
         trusted=False,
     )

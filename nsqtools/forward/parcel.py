@@ -187,6 +187,7 @@ class Circuit:
             self.retry_at = now + self._delays.next_delay_s()
 
 
+@runtime_checkable
 class Sink(Protocol):
     """A destination of messages.
 

@@ -30,6 +30,7 @@ from nsqtools.client.message import AnswerKind, Batch, Message
 from nsqtools.client.producer import Producer, ProducerCore
 from nsqtools.client.publication import PendingPublication
 from nsqtools.errors import PublishError
+from nsqtools.protocol.arguments import check_argument
 
 _ids = itertools.count(1)
 
@@ -117,6 +118,7 @@ def fake_message(
 
     Without ``id`` it gets the next of a sequence.
     """
+    check_argument("body", body, bytes)
     return _Recorder(topic, nsqd, msg_timeout_s).deliver(body, attempts, timestamp_ns, id)
 
 
@@ -129,7 +131,10 @@ def fake_batch(
 ) -> Batch:
     """Make a batch of `FakeMessage`, as `Consumer.batches` yields it."""
     recorder = _Recorder(topic, nsqd, msg_timeout_s)
-    return Batch(recorder, map(recorder.deliver, bodies))
+    messages = [recorder.deliver(body) for body in bodies]
+    for message in messages:
+        check_argument("each of bodies", message.body, bytes)
+    return Batch(recorder, messages)
 
 
 class Published(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from plugins.servers import AnyNsqd, EmbeddedServer
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Fate, Forwarder, Outcome, Parcel, ThreadedSink, forward_to
+from nsqtools import ClientOptions, Fate, Forwarder, Outcome, Parcel, ThreadedSink, forward_to
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.parcel import DELIVERED, Report
@@ -34,7 +34,7 @@ class Scripted:
 def forwarder_of(sink: Any, nsqd: Any, *bodies: bytes, **more: Any) -> Forwarder:
     nsqd.create_channel("clicks", "c")
     nsqd.publish("clicks", *bodies)
-    more = {"exit_idle_s": 0.3, "options": {"drain_timeout": "100ms"}, **more}
+    more = {"exit_idle_s": 0.3, "options": ClientOptions(drain_timeout_s=0.1), **more}
     return forward_to(sink, "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, **more)
 
 
@@ -130,7 +130,9 @@ def test_wrong_arguments_of_report_end_the_run_and_are_named(
         else:
             work()
 
-    forwarder = forwarder_of(Scripted(submit), quick_nsqd, b"x", options={"drain_timeout": "1h"})
+    forwarder = forwarder_of(
+        Scripted(submit), quick_nsqd, b"x", options=ClientOptions(drain_timeout_s=3600)
+    )
     with pytest.raises(ConfigurationError, match=f"Scripted reported .*{complaint}"):
         forwarder.run()
     wait_until(lambda: quick_nsqd.depth("clicks", "c") == 1, what="it is given back")

@@ -240,7 +240,7 @@ def test_a_sink_with_a_defect_ends_the_run_at_once(nsqd: GoNsqd, method: str) ->
     sink = Mock(parts=lambda parcel: [parcel])
     setattr(sink, method, Mock(side_effect=KeyError(method)))
     with pytest.raises(KeyError):
-        forwarder_to(sink, nsqd, options={"drain_timeout": "1h"}).run()
+        forwarder_to(sink, nsqd, options=ClientOptions(drain_timeout_s=3600)).run()
     wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
@@ -330,7 +330,7 @@ def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_pa
             failed.add(parcel.topic)
             report([parcel], Outcome(Fate.FAILED, "scripted", retry_after_s=0))
 
-    more = {"options": {"msg_timeout": f"{timeout_s:g}s"}, "max_attempts": 2}
+    more = {"options": ClientOptions(msg_timeout_s=timeout_s), "max_attempts": 2}
     sink = Mock(parts=lambda parcel: [parcel], submit=submit)
     forwarder = forwarder_to(sink, nsqd, "abc", dead_letter_file=tmp_path / "dead", **more)
     forwarder.run()
