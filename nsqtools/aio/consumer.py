@@ -22,9 +22,10 @@ from typing import Any, Self
 
 from nsqtools.aio.producer import claim_running_loop
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
-from nsqtools.client.consumer import TARGET_HOLD_S, BatchCollector, ConsumerCore
+from nsqtools.client.consumer import RATE_CHECK_S, TARGET_HOLD_S, BatchCollector, ConsumerCore
 from nsqtools.client.handling import Handling, OnHandled, check_count
 from nsqtools.client.message import Batch, Message, requeue_undelivered
+from nsqtools.client.rate_limit import RateLimit
 from nsqtools.protocol.arguments import NONE, NUMBER, check_argument
 
 
@@ -251,6 +252,8 @@ class Consumer(ConsumerCore):
         """Take batches within ``wait_s``, like `_take`, without blocking the event loop."""
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         while True:
+            if self._rate is not None:
+                await self._wait_for_rate(self._rate, until)
             is_delivered = self._is_delivered  # read before the backlog
             self._backlog.prepare_wait()
             batches = self._take(0, max_messages, several=several)
@@ -262,6 +265,10 @@ class Consumer(ConsumerCore):
                     await self._backlog.wait()
             except TimeoutError:
                 return None
+
+    async def _wait_for_rate(self, rate: RateLimit, until: float | None) -> None:
+        while self._waits_for_rate(rate) and (until is None or time.monotonic() < until):
+            await asyncio.sleep(min(rate.wait_s(time.monotonic()), RATE_CHECK_S))
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
@@ -332,6 +339,8 @@ class _Loop:
                 consumer._return_remainder()
                 await asyncio.sleep(0)
                 continue
+            if consumer._rate is not None:
+                await consumer._wait_for_rate(consumer._rate, None)
             is_delivered = consumer._is_delivered  # read before the backlog
             consumer._backlog.prepare_wait()
             if batches := consumer._take(0, consumer._share):

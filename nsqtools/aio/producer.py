@@ -146,7 +146,7 @@ class Producer(ProducerCore):
             publication.add_done_callback(self._add_settled)  # others may wait for its room
             submitted.set_result(publication)
 
-        return await self._when_room(begin, timeout_s)
+        return await self._when_room(begin, len(bodies), timeout_s)
 
     async def _publish(
         self,
@@ -159,16 +159,24 @@ class Producer(ProducerCore):
             publication = self._submit(topic, bodies, defer_s, left_s, self._add_settled)
             self._outcomes[publication] = outcome
 
-        await self._when_room(begin, timeout_s)
+        await self._when_room(begin, len(bodies), timeout_s)
 
     async def _when_room(
         self,
         begin: Callable[[float | None, asyncio.Future[T]], None],
+        count: int,
         timeout_s: float | None,
     ) -> T:
-        """Call ``begin`` once the window has room, in order, and await the future that it gets."""
+        """Call ``begin`` once the window has room, and await the future that it gets.
+
+        It publishes ``count`` messages. Calls are in order.
+        """
         if timeout_s is not None:
             check_argument("timeout_s", timeout_s, *NUMBER)
+        if self._rate is not None:
+            delay_s = self._rate_delay_s(count, timeout_s)
+            await asyncio.sleep(delay_s)
+            timeout_s = None if timeout_s is None else timeout_s - delay_s
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             with self._lock:  # several threads may each have a loop

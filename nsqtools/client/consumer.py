@@ -53,6 +53,7 @@ from nsqtools.client.message import (
     touch_when_due,
 )
 from nsqtools.client.options import ClientOptions
+from nsqtools.client.rate_limit import RateLimit
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.arguments import (
     NONE,
@@ -60,6 +61,7 @@ from nsqtools.protocol.arguments import (
     check_argument,
     check_functions,
     check_texts,
+    check_times,
 )
 from nsqtools.protocol.names import Address, check_channel, check_topic, parse_address
 
@@ -105,6 +107,8 @@ class Stopped(NamedTuple):
 TARGET_HOLD_S = 0.005
 # Share of msg_timeout in which a batch is collected. The rest is for handling it.
 COLLECT_SHARE = 0.25
+# Interval at which a thread that waits for max_rate checks whether the consumer stops.
+RATE_CHECK_S = 0.1
 # Interval at which a thread that collects a batch asks whether further messages can arrive.
 COLLECT_CHECK_S = 0.02
 ABORT_S = 2.0  # for nsqd to accept the requeues after the second signal
@@ -143,6 +147,7 @@ class ConsumerCore:
         on_giving_up: Callable[[Message], object] | None = None,
         giving_up: Policy = "requeue",
         dead_letter: str = "",
+        max_rate: float = 0.0,
         _backlog: Backlog | None = None,
         _looked_up: Iterable[Address] = (),
     ) -> None:
@@ -153,6 +158,7 @@ class ConsumerCore:
         check_argument("options", options, ClientOptions, NONE)
         check_argument("address_map", address_map, Mapping, NONE)
         check_argument("dead_letter", dead_letter, str)
+        check_times(max_rate=max_rate)
         events = ConnectionEvents(on_connected, on_lost, on_error)
         check_functions(on_giving_up=on_giving_up)
         self.channel = check_channel(channel)
@@ -201,6 +207,7 @@ class ConsumerCore:
         self._batch_sizes: dict[object, int] = {}  # by loop
         self._max_in_flight = self.options.max_in_flight
         self._is_paused = False
+        self._rate = RateLimit(max_rate, time.monotonic()) if max_rate else None
 
     def __del__(self) -> None:
         """Stop a consumer that the program has dropped. Unanswered messages are requeued."""
@@ -306,6 +313,24 @@ class ConsumerCore:
         if not self._io.waiting:
             self._io.loop.wake()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if self._rate is None:
+            return self._take_until(until, limit, several=several)
+        while self._waits_for_rate(self._rate):
+            if (now := time.monotonic()) >= until:
+                return None
+            time.sleep(min(self._rate.wait_s(now), RATE_CHECK_S, until - now))
+        # At least one: another thread may have spent the allowance meanwhile.
+        allowed = self._rate.reserve(limit, time.monotonic()) or 1
+        batches = self._take_until(until, allowed, several=several)
+        self._rate.spend(sum(map(len, batches or ())) - allowed)
+        return batches
+
+    def _waits_for_rate(self, rate: RateLimit) -> bool:
+        """Return whether messages have to wait for max_rate. Nothing else waits, as the end."""
+        has_messages = self._drains and not (self._is_delivered and self._backlog.is_empty)
+        return has_messages and rate.wait_s(time.monotonic()) > 0
+
+    def _take_until(self, until: float, limit: int, *, several: bool) -> list[Batch] | None:
         while True:
             entry = self._backlog.get_batches(until, limit, several=several)
             if entry is None:
@@ -382,6 +407,8 @@ class ConsumerCore:
     def _put_back(self, batches: list[Batch]) -> None:
         """Return messages to the backlog that were taken but not handed out."""
         now = time.monotonic()
+        if self._rate is not None:
+            self._rate.spend(-sum(map(len, batches)))
         for batch in batches:
             if batch[0].deadline < now:  # it waited behind a slow handler
                 self.stats.expired += requeue_undelivered(batch, in_time=False)
@@ -581,6 +608,9 @@ class Consumer(ConsumerCore):
     (for each topic), ``on_lost`` with the address and the error when such a connection ends, except
     by a stop, and ``on_error`` with the error of every failed or lost connection. They run on the
     I/O thread and must not block. What they raise is logged.
+
+    ``max_rate`` limits the messages a second that are handed out, on all threads together; 0 is
+    without a limit. The others wait in nsqd, except for a few.
 
     A message that handlers requeue is delivered again without a limit, unless one of these applies
     after max_attempts deliveries:

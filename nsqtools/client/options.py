@@ -262,6 +262,28 @@ class ClientOptions:
                 raise ConfigurationError(f"ssl_context replaces {name}: set only one of them")
         object.__setattr__(self, "tls_v1", True)
 
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        role: Literal["consumer", "producer"] = "consumer",
+    ) -> ClientOptions:
+        """Return the options of the environment variables of the ``nsq`` commands.
+
+        These are ``NSQ_TLS``, ``NSQ_AUTH_SECRET_FILE`` and so on (nsq-options(7)), and for any
+        other option ``NSQ_CONSUMER_OPT="msg_timeout=2m max_attempts=10"``, or NSQ_PRODUCER_OPT for
+        that ``role``. An empty variable counts as unset. The configuration file is not read, and
+        the addresses of the commands are left to the program. `dataclasses.replace` changes more.
+
+        Raises `ConfigurationError` for an invalid value, and for TLS settings without NSQ_TLS.
+        """
+        import os
+
+        from nsqtools.client.connection_settings import options_from_environment
+
+        return options_from_environment(os.environ if environ is None else environ, f"{role}_opt")
+
     def with_options(self, options: Mapping[str, str]) -> ClientOptions:
         """Return a copy with options given as text, under go-nsq's names.
 

@@ -45,6 +45,7 @@ from nsqtools.client.io_loop import call_at_end_of_child, wait_until_released
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import PUBLISH_WINDOW_BYTES, ProducerIO, PublishPolicy
 from nsqtools.client.publication import Mode, PendingPublication, Publication, in_groups
+from nsqtools.client.rate_limit import RateLimit
 from nsqtools.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -60,6 +61,7 @@ from nsqtools.protocol.arguments import (
     check_argument,
     check_functions,
     check_texts,
+    check_times,
 )
 from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
 from nsqtools.protocol.names import check_topic, parse_address, shown_url
@@ -115,7 +117,10 @@ class ProducerCore:
         on_published: Callable[[Publication], None] | None = None,
         on_connected: Callable[[str], object] | None = None,
         on_lost: Callable[[str, NsqError], object] | None = None,
+        max_rate: float = 0.0,
     ) -> None:
+        check_times(max_rate=max_rate)
+        self._rate = RateLimit(max_rate, time.monotonic()) if max_rate else None
         check_argument("options", options, ClientOptions, NONE)
         check_argument("address_map", address_map, Mapping, NONE)
         check_functions(on_published=on_published)
@@ -335,6 +340,17 @@ class ProducerCore:
                 return
         raise self._no_room(timeout_s)
 
+    def _rate_delay_s(self, count: int, timeout_s: float | None) -> float:
+        """Return the seconds until max_rate allows ``count`` messages. Raises `PublishNotSent`."""
+        assert self._rate is not None
+        limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
+        if self._io.loop.is_own_thread:  # a callback must not wait
+            limit_s = 0.0
+        delay_s = self._rate.schedule(count, time.monotonic(), limit_s)
+        if delay_s is None:
+            raise PublishNotSent(f"{self.nsqd}: max_rate allows no message within {limit_s:.3g} s")
+        return delay_s
+
     def _no_room(self, waited_s: float) -> PublishNotSent:
         error = PublishNotSent(f"{self.nsqd}: no room for another publish in {waited_s:.3g} s")
         error.__cause__ = DeadlineExceeded(f"{self.nsqd} confirms nothing")
@@ -393,6 +409,9 @@ class Producer(ProducerCore):
     with `submit`, into one MPUB, which is several times faster. A message waits only while an
     earlier one is unanswered, and at most ``linger_s`` seconds. nsqd stores the publishes of a
     topic in order, except with retries, with several nsqd, and after a rejection.
+
+    ``max_rate`` limits the messages a second, on all threads together; 0 is without a limit. A
+    publish waits for its time; one that would wait longer than its timeout is not sent.
 
     ``on_published`` is called with every settled publication, for metrics, ``on_connected`` with
     the address of each connected nsqd, ``host:port``, and ``on_lost`` with the address and the
@@ -455,6 +474,8 @@ class Producer(ProducerCore):
         self._refuse_own_thread()
         if at is not None or key:
             topic, body = schedule_request(topic, body, at, key, defer_s)
+        if self._rate is not None:
+            timeout_s = self._wait_for_rate(1, timeout_s)
         self._submit(topic, [body], defer_s, timeout_s).wait()
 
     def publish_deferred(
@@ -462,6 +483,12 @@ class Producer(ProducerCore):
     ) -> None:
         """Publish with ``defer_s``: see `publish`."""
         self.publish(topic, body, defer_s=defer_s, timeout_s=timeout_s)
+
+    def _wait_for_rate(self, count: int, timeout_s: float | None) -> float | None:
+        """Wait until max_rate allows ``count`` messages; return the rest of ``timeout_s``."""
+        delay_s = self._rate_delay_s(count, timeout_s)
+        time.sleep(delay_s)
+        return None if timeout_s is None else timeout_s - delay_s
 
     def _refuse_own_thread(self) -> None:
         if self._io.loop.is_own_thread:
@@ -520,6 +547,8 @@ class Producer(ProducerCore):
         Raises ``TypeError`` for a body that is not bytes, and `PublishInvalid` for messages that
         nsqd would certainly refuse.
         """
+        if self._rate is not None:
+            timeout_s = self._wait_for_rate(len(bodies), timeout_s)
         return self._submit(topic, bodies, defer_s, timeout_s, on_settled, splits)
 
 

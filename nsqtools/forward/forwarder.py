@@ -24,13 +24,13 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer, Stopped, make_consumer, start_all
 from nsqtools.client.message import Batch, Message, touch_when_due
 from nsqtools.client.options import THROUGHPUT, ClientOptions
+from nsqtools.client.rate_limit import RateLimit
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.forward.dispatcher import DeadLetterBox, DeadLetterFile, Dispatcher
 from nsqtools.forward.parcel import Counters, Parcel, Sink
 from nsqtools.protocol.arguments import NONE, check_argument, check_texts, check_times
 from nsqtools.protocol.names import check_channel, check_topic
-from nsqtools.publish.publisher import RateLimit
 from nsqtools.records.filters import Filter
 from nsqtools.tail.tail import End, LimitWatch, RunLimits
 

@@ -7,11 +7,6 @@ rejected. This module counts the outcomes. In mode ``all`` it counts them for ea
 record is confirmed when all nsqd have confirmed it.
 
 `Publisher.publish` blocks while the window of a producer is full, so the windows bound memory.
-
-The rate limit is exact at 10 messages a second and at 100,000. Each message has a time on a
-schedule, and none is published before its time. Allowances cover slices of `SLICE_S`, so a high
-rate still publishes batches and a low rate publishes single messages on time. After a stall the
-schedule catches up by at most `MAX_CATCH_UP_S`, because more would be a burst above the rate.
 """
 
 from __future__ import annotations
@@ -30,6 +25,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication, in_groups
+from nsqtools.client.rate_limit import RateLimit
 from nsqtools.errors import NsqError, PublishError, PublishRejected, PublishUnknown
 from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.names import parse_address
@@ -107,35 +103,6 @@ class PublishCounts:
         if self.filtered:
             line += f", {self.filtered} not selected"
         return f"{line}, {repeated} repeated" if repeated else line
-
-
-# An allowance covers the messages of this time, so that high rates are published in batches.
-SLICE_S = 0.01
-# A longer stall is not caught up.
-MAX_CATCH_UP_S = 0.1
-
-
-class RateLimit:
-    """A schedule of ``rate`` messages a second, by the caller's clock."""
-
-    def __init__(self, rate: float, now: float) -> None:
-        self._rate = rate
-        self._next = now
-
-    def allowance(self, now: float) -> int:
-        """Return how many messages may be sent now. After 0, wait for `wait_s`."""
-        self._next = max(self._next, now - MAX_CATCH_UP_S)
-        if now < self._next:
-            return 0
-        return max(1, int((now - self._next + SLICE_S) * self._rate))
-
-    def spend(self, count: int) -> None:
-        """Use the allowance of ``count`` messages."""
-        self._next += count / self._rate
-
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until a message is allowed, at most what a lock can wait."""
-        return min(max(0.0, self._next - now), threading.TIMEOUT_MAX)
 
 
 RETRY_TIMEOUT_S = 60.0

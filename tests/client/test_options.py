@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nsqtools.cli.options.connection import ClientFlags, LookupFlags
 from nsqtools.client.connection import identify_body
+from nsqtools.client.connection_settings import OPTION_OF_FLAG
 from nsqtools.client.options import CLIENT_OPTIONS as OPTIONS
 from nsqtools.client.options import ClientOptions, read_option
 from nsqtools.errors import ConfigurationError
@@ -120,3 +123,59 @@ def test_identify_leaves_defaults_to_nsqd() -> None:
     more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
     assert json.loads(decided) == asked | more
     assert decode_identify(decided).msg_timeout == 2000  # nsqd's side
+
+
+ENVIRONMENT = {
+    "tls": ("true", True),
+    "tls_ca_file": ("ca.pem", "ca.pem"),
+    "tls_cert": ("cert.pem", "cert.pem"),
+    "tls_key": ("key.pem", "key.pem"),
+    "tls_insecure": ("true", True),
+    "tls_min_version": ("tls1.3", "tls1.3"),
+    "snappy": ("0", False),
+    "deflate": ("t", True),
+    "deflate_level": ("9", 9),
+    "auth_requires_tls": ("1", True),
+    "tls_pin_sha256": (f"{'ab' * 32} {'cd' * 32}", f"{'ab' * 32} {'cd' * 32}"),
+    "timeout": ("3s", 3.0),
+    "lookupd_authorization": ("true", True),
+    "allow_announced": ("*.internal", "*.internal"),
+    "max_in_flight": ("7", 7),
+}
+
+
+def test_options_come_from_the_variables_of_the_commands(tmp_path: Path) -> None:
+    flags = {*ClientFlags.__annotations__, *LookupFlags.__annotations__, "max_in_flight"}
+    assert flags == {*OPTION_OF_FLAG} == {*ENVIRONMENT, "auth_secret_file"}
+    environ = {f"NSQ_{flag.upper()}": text for flag, (text, _) in ENVIRONMENT.items()}
+    environ |= {"NSQ_CONSUMER_OPT": "msg_timeout=2m max_attempts,9", "NSQ_PROFILE": "prod"}
+    options = ClientOptions.from_env(environ)
+    for flag, (_, value) in ENVIRONMENT.items():
+        assert getattr(options, OPTIONS[OPTION_OF_FLAG[flag]].name) == value, flag
+    assert (options.msg_timeout_s, options.max_attempts) == (120.0, 9)
+    producer = {"NSQ_PRODUCER_OPT": "client_id=web", "NSQ_CONSUMER_OPT": "client_id=x"}
+    assert ClientOptions.from_env(producer, role="producer").client_id == "web"
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    secret.chmod(0o600)
+    options = ClientOptions.from_env({"NSQ_AUTH_SECRET_FILE": str(secret)})
+    assert (options.auth_secret, options.auth_secret_file) == ("s3cret", str(secret))
+    assert ClientOptions.from_env({"NSQ_AUTH_SECRET": "s"}).auth_secret == "s"
+    assert ClientOptions.from_env({"NSQ_DEFLATE_LEVEL": "3"}).deflate
+    assert ClientOptions.from_env({"NSQ_TLS": ""}) == ClientOptions()
+
+
+@pytest.mark.parametrize(
+    ("environ", "complaint"),
+    [
+        ({"NSQ_MAX_IN_FLIGHT": "many"}, "many.*max_in_flight"),
+        ({"NSQ_CONSUMER_OPT": "max_inflight=1"}, "unknown client option 'max_inflight'"),
+        ({"NSQ_TLS": "1", "NSQ_CONSUMER_OPT": "tls_v1=0"}, "NSQ_TLS and NSQ_CONSUMER_OPT tls_v1"),
+        ({"NSQ_TLS_CA_FILE": "ca.pem"}, "NSQ_TLS_CA_FILE is given, but TLS is not enabled"),
+        ({"NSQ_AUTH_SECRET_FILE": "/dev/null"}, "/dev/null is empty"),
+    ],
+    ids=str,
+)
+def test_an_invalid_variable_is_named(environ: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        ClientOptions.from_env(environ)

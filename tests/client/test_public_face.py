@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
-from plugins.servers import GoNsqd
+from plugins.servers import AnyNsqd, GoNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Producer, PublishInvalid, aio, errors, forward_to
@@ -293,3 +293,66 @@ def test_where_it_cannot_run_one_error_says_so(platform: str, program: str, erro
     command = [sys.executable, "-c", f"{platform}\n{program}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s(20))
     assert error in [*filter(None, done.stderr.splitlines())][-1 if platform == NO_POSIX else -2]
+
+
+@pytest.mark.parametrize("way", ["run", "batches", "asyncio", "asyncio batches"])
+async def test_a_consumer_hands_out_no_more_than_max_rate(embedded_nsqd: AnyNsqd, way: str) -> None:
+    nsqd = embedded_nsqd()
+    fill(nsqd, 30)
+    face: Any = aio.Consumer if "asyncio" in way else Consumer
+    consumer = face(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, max_rate=50)
+    times: list[float] = []
+
+    def handle(message: object) -> None:
+        times.append(time.monotonic())
+        if len(times) == 20:
+            consumer.begin_stop()
+
+    async def handle_in_task(message: object) -> None:
+        handle(message)
+
+    if way == "run":
+        await asyncio.to_thread(consumer.run, handle, workers=3)
+    elif way == "asyncio":
+        await consumer.run(handle_in_task, signals=False)
+    elif way == "batches":
+        for batch in consumer.batches(timeout_s=5):
+            [*map(handle, batch)]
+            batch.finish()
+        consumer.stop()
+    else:
+        async for batch in consumer.batches(5):
+            [*map(handle, batch)]
+            batch.finish()
+        await consumer.stop()
+    assert 20 <= len(times) < 30
+    # 0.1 s of a stall is caught up, and each worker has at most one message in hand
+    assert times[-1] - times[0] >= (len(times) - 1) / 50 - 0.2
+
+
+@pytest.mark.parametrize("face", [Producer, aio.Producer], ids=["threads", "asyncio"])
+async def test_a_producer_publishes_no_more_than_max_rate(
+    embedded_nsqd: AnyNsqd, face: Any
+) -> None:
+    nsqd = embedded_nsqd()
+    producer = face(nsqd.tcp_address, max_rate=50)
+    began_at = time.monotonic()
+    for number in range(11):
+        published = producer.publish(TOPIC, b"%d" % number)
+        if face is aio.Producer:
+            await published
+    submitted = producer.submit(TOPIC, [b"x"] * 100)  # takes the time of the next two seconds
+    if face is aio.Producer:
+        await submitted
+    assert time.monotonic() - began_at >= 11 / 50 - 0.1
+
+    async def publish_late() -> None:
+        late = producer.publish(TOPIC, b"late", timeout_s=0.1)
+        if face is aio.Producer:
+            await late
+
+    with pytest.raises(errors.PublishNotSent, match="max_rate allows no message within 0"):
+        await publish_late()
+    stopped = producer.stop()
+    assert (await stopped) if face is aio.Producer else stopped
+    assert nsqd.depth(TOPIC) == 111

@@ -281,3 +281,29 @@ def test_one_command_prints_what_an_environment_consists_of(locked: dict[str, st
     [ours] = [ref for ref in needs if ref.startswith("pkg:pypi/nsqtools@")]
     assert httpx["bom-ref"] in needs[ours]
     assert all(needs.keys() >= set(each) for each in needs.values())
+
+
+def test_a_service_that_needs_an_older_typer_can_install_nsqtools() -> None:
+    """faststream[cli] excludes the newest typer."""
+    environ = {name: value for name, value in os.environ.items() if name != "UV_CONSTRAINT"}
+    command = [
+        Path(sys.executable).with_name("uv"),
+        "pip",
+        "compile",
+        "--quiet",
+        "pyproject.toml",
+        "-",
+    ]
+    done = subprocess.run(
+        command,
+        input="faststream[cli]",
+        cwd=CHECKOUT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    if re.search("error sending request|Failed to fetch|network", done.stderr):
+        pytest.skip("no network")
+    assert done.returncode == 0, done.stderr
+    assert "\nfaststream==" in done.stdout

@@ -20,6 +20,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, OutputError, ServerError
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.outcomes import not_sent, rejected, unknown
+from nsqtools.client.rate_limit import MAX_CATCH_UP_S, RateLimit
 from nsqtools.publish.input import (
     BATCH_BYTES,
     BATCH_RECORDS,
@@ -29,13 +30,11 @@ from nsqtools.publish.input import (
 )
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import (
-    MAX_CATCH_UP_S,
     PublishBatch,
     PublishCounts,
     Publisher,
     PublishOptions,
     PublishOutcome,
-    RateLimit,
     classify_error,
 )
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, FlagValues, GoFatal
-from nsqtools.cli.options.connection import split_option
 from nsqtools.cli.running.runtime import Runtime, report_error, stop_on_signals
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.connection_settings import ConnectionSettings, split_option
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_line, format_duration
 from nsqtools.server.go_flags import FlagError, parse_flags, report_flag_error

@@ -31,8 +31,8 @@ from typer import Context
 
 from nsqtools.cli.options.connection import ClusterSettings, cluster_connection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
-from nsqtools.cli.parsing.binding import UsageError, set_converter
-from nsqtools.cli.parsing.help import choices, metavar, rows_of
+from nsqtools.cli.parsing.binding import UsageError, choices_of, set_converter
+from nsqtools.cli.parsing.help import metavar, rows_of
 from nsqtools.cli.registry import LISTED, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NsqError
@@ -154,7 +154,7 @@ def complete_command(command: Any, words: Sequence[str], current: str) -> Comple
     parameter = at_cursor[0]
     # The longest name: topic of an argument, or of -t, --topic.
     name = max(parameter.opts, key=len).lstrip("-")
-    kind, fixed = values_for(name, metavar(parameter), choices(parameter))
+    kind, fixed = values_for(name, metavar(parameter), choices_of(parameter))
     if kind in NAMES and not fixed:
         # The value may be OLD=NEW.
         old, sign, _ = typed.rpartition("=")

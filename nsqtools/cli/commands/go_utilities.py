@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nsqtools.cli.options.connection import split_option
+from nsqtools.client.connection_settings import split_option
 from nsqtools.protocol.text import format_duration
 from nsqtools.server.go_flags import FLOAT, KIND_OF, Flag
 

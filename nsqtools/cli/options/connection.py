@@ -29,6 +29,7 @@ from typer import Context
 from nsqtools.cli.parsing.binding import OptionSet, Provided, in_panel, opt, subset
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
+    ENV,
     OPTION_OF_FLAG,
     ConnectionSettings,
     SourcedOption,
@@ -36,6 +37,7 @@ from nsqtools.client.connection_settings import (
     parse_address_map,
     read_secret,
     resolve_options,
+    split_option,
     texts_of,
 )
 from nsqtools.errors import ConfigurationError
@@ -59,8 +61,6 @@ TLS = "TLS, compression, secret"
 DESTINATION = "Destination"
 
 DEFAULT_NSQD_HTTP_ADDRESS = "127.0.0.1:4151"
-# Prefix of the environment variable of an option.
-ENV = "NSQ_"
 PREFIX = "destination_"
 
 # Keys in the ``meta`` of typer's context.
@@ -295,7 +295,6 @@ REPEATABLE |= {
     for name, takes_several in _takes_several(flags).items()
 }
 
-FLAGS = (*ClientFlags.__annotations__, *LookupFlags.__annotations__, "max_in_flight")
 HTTPS_FLAGS = [name for name in ClientFlags.__annotations__ if name.startswith(("tls_", "auth_"))]
 
 MaxInFlight = Annotated[
@@ -318,7 +317,7 @@ def options_from_flags(context: Context, prefix: str = "") -> Iterator[SourcedOp
 
     Reads the file of the auth secret. Raises `ConfigurationError`.
     """
-    for name in FLAGS:
+    for name in OPTION_OF_FLAG:
         flag = prefix + name
         value = context.params.get(flag)
         if value in (None, [], ()):
@@ -333,7 +332,7 @@ def options_from_flags(context: Context, prefix: str = "") -> Iterator[SourcedOp
         if isinstance(value, float):
             text = format_duration(value)
         place = setting.place if setting is not None else ""
-        yield SourcedOption(OPTION_OF_FLAG.get(name, name), text, origin, given_as, place=place)
+        yield SourcedOption(OPTION_OF_FLAG[name], text, origin, given_as, place=place)
         if name == "deflate_level" and context.params.get(f"{prefix}deflate") is None:
             yield SourcedOption("deflate", "true", origin, given_as)
     if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
@@ -378,12 +377,6 @@ def _warn_of_visible_secret(context: Context, origin: int) -> None:
         )
     else:
         warn_of_exposure(config_path(context.obj.environ))
-
-
-def split_option(text: str) -> tuple[str, str]:
-    """Return the name and value of a client option: ``key,value``, ``key=value`` or ``key``."""
-    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
-    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
 
 
 def _sourced_options(

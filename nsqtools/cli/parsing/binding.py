@@ -16,34 +16,41 @@ name, the first declaration is used.
 typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag, which costs 80
 ms on each call. A parameter builds its adapter when ``_runtime_param`` is empty, so
 `NativeCoercion` puts a converter there before typer reads the command line. In a version without
-that name nothing happens, and typer converts the values itself, only slower.
+that name nothing happens, and typer converts the values itself, slower and in other words.
 
-This is the only module that uses private names of typer (``_click``, ``_runtime_param``,
-``type_descriptor``). pyproject.toml bounds the version, and the tests of conversion and start-up
-fail if a name is gone.
+This is the only module that uses private names of typer (``_runtime_param``, ``type_descriptor``).
+pyproject.toml has no upper bound, because a service that imports the client may need another typer:
+commands work without these names, and the tests of conversion and start-up fail if one is gone.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import BadParameter as BadParameter  # re-exported
 from typer import Option
-from typer._click.exceptions import BadOptionUsage as BadOptionUsage
-from typer._click.exceptions import MissingParameter as MissingParameter
-from typer._click.exceptions import NoSuchOption as NoSuchOption
-from typer._click.exceptions import UsageError as UsageError
 from typer.models import OptionInfo
 
 from nsqtools.records.units import parse_size, parse_span
+
+if TYPE_CHECKING:
+    from typer._click.exceptions import BadOptionUsage as BadOptionUsage
+    from typer._click.exceptions import MissingParameter as MissingParameter
+    from typer._click.exceptions import NoSuchOption as NoSuchOption
+    from typer._click.exceptions import UsageError as UsageError
+else:  # the errors of click, of which typer exports one, wherever a version of typer has them
+    _errors = sys.modules[BadParameter.__module__]
+    BadOptionUsage, MissingParameter = _errors.BadOptionUsage, _errors.MissingParameter
+    NoSuchOption, UsageError = _errors.NoSuchOption, _errors.UsageError
 
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -248,9 +255,13 @@ def _convert(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
         raise BadParameter(str(error), ctx=ctx, param=param) from error
 
 
-def annotation_of(parameter: Any) -> Any:
-    """Return the declared type of ``parameter``, None if typer does not provide it."""
-    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+def choices_of(parameter: Any) -> tuple[str, ...]:
+    """Return the values of an enum parameter, nothing for another type."""
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return tuple(str(member.value) for member in kind)
+    # typer before 0.29
+    return tuple(map(str, getattr(getattr(parameter, "type", None), "choices", ())))
 
 
 def converter_for(
@@ -271,7 +282,9 @@ def set_converter(parameter: Any) -> None:
     """Set the converter of a parameter, unless typer has built its adapter."""
     if getattr(parameter, "_runtime_param", parameter) is not None:
         return
-    descriptor = parameter.type_descriptor
+    descriptor = getattr(parameter, "type_descriptor", None)
+    if descriptor is None:
+        return
     info = descriptor.parameter_info
     convert = info.parser or converter_for(
         descriptor.annotation, minimum=info.min, maximum=info.max

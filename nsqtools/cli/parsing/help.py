@@ -231,19 +231,10 @@ def label(parameter: Any) -> str:
 
 def metavar(parameter: Any) -> str:
     """Return the metavar of a parameter, or its choices."""
-    return str(parameter.metavar or "|".join(choices(parameter)) or parameter.name.upper())
-
-
-def choices(parameter: Any) -> tuple[str, ...]:
-    """Return the values of an enum parameter, nothing for another type."""
-    from enum import Enum
-
     # This module imports typer.
-    from nsqtools.cli.parsing.binding import annotation_of
+    from nsqtools.cli.parsing.binding import choices_of
 
-    kind = annotation_of(parameter)
-    members = kind if isinstance(kind, type) and issubclass(kind, Enum) else ()
-    return tuple(str(member.value) for member in members)
+    return str(parameter.metavar or "|".join(choices_of(parameter)) or parameter.name.upper())
 
 
 def render_brief(command: TyperCommand, ctx: Any, *, color: bool, width: int) -> str:
