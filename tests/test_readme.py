@@ -44,7 +44,7 @@ TEXTS = {path.name: path.read_text("utf-8") for path in [CHECKOUT / "README.md",
 README = TEXTS["README.md"]
 BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
-EXCERPTS = ("", "json")
+EXCERPTS = ("", "go", "json")  # of Go: test_migration_guide
 
 NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_archivers.py do"
 NOT_RUN = {
