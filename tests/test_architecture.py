@@ -37,7 +37,7 @@ schedule: client errors files protocol records
 celery: client cluster errors http protocol
 taskiq: aio client errors protocol
 replay: archive errors protocol publish records
-forward: client cluster errors files http protocol publish records tail transport
+forward: client cluster errors files http protocol records tail transport
 work: aio client errors forward http protocol records
 spark: archive client cluster errors files protocol publish records settings tail transport
 authd: cluster errors files http protocol records

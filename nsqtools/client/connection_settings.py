@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,29 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 DEFAULT_NSQD_TCP_ADDRESS = "127.0.0.1:4150"
-
-ENV = "NSQ_"
-"""Prefix of the environment variable of a flag."""
-
-OPTION_OF_FLAG = {
-    "tls": "tls_v1",
-    "tls_ca_file": "tls_root_ca_file",
-    "tls_cert": "tls_cert",
-    "tls_key": "tls_key",
-    "tls_insecure": "tls_insecure_skip_verify",
-    "tls_min_version": "tls_min_version",
-    "snappy": "snappy",
-    "deflate": "deflate",
-    "deflate_level": "deflate_level",
-    "auth_secret_file": "auth_secret_file",
-    "auth_requires_tls": "auth_requires_tls",
-    "tls_pin_sha256": "tls_pin_sha256",
-    "timeout": "lookupd_poll_timeout",
-    "lookupd_authorization": "lookupd_authorization",
-    "allow_announced": "allow_announced",
-    "max_in_flight": "max_in_flight",
-}
-"""The flags of commands, and the variables ``NSQ_FLAG``, that set an option of go-nsq's name."""
 
 
 class PublishMode(enum.Enum):
@@ -132,42 +109,6 @@ def resolve_options(given: Iterable[SourcedOption]) -> dict[str, SourcedOption]:
                 hint=f"Keep one of them: both set the client option {item.option}.",
             )
     return resolved
-
-
-def options_from_environment(environ: Mapping[str, str], opts: str) -> ClientOptions:
-    """Return the options of the variables of the commands, and of ``opts``.
-
-    ``opts`` is ``consumer_opt`` or ``producer_opt``. Raises `ConfigurationError`.
-    """
-    texts = {flag: environ.get(ENV + flag.upper(), "") for flag in OPTION_OF_FLAG}
-    items = list(_from_variables({flag: text for flag, text in texts.items() if text}))
-    variable = ENV + opts.upper()
-    for key, text in map(split_option, environ.get(variable, "").split()):
-        items.append(SourcedOption(key, text, 0, f"{variable} {key}"))
-    if secret := environ.get("NSQ_AUTH_SECRET"):
-        items.append(SourcedOption("auth_secret", secret, 0, "NSQ_AUTH_SECRET"))
-    resolved = resolve_options(items)
-    https = environ.get("NSQ_LOOKUPD_HTTP_ADDRESS", "").replace(",", " ").split()
-    check_tls(resolved, https, cure="Set NSQ_TLS=true.")
-    return ConnectionSettings(options=texts_of(resolved)).client_options()
-
-
-def _from_variables(texts: Mapping[str, str]) -> Iterator[SourcedOption]:
-    for flag, text in texts.items():
-        name = ENV + flag.upper()
-        if flag == "auth_secret_file":
-            path = Path(text)
-            yield SourcedOption("auth_secret", read_secret(path), 0, name, str(path.absolute()))
-            continue
-        yield SourcedOption(OPTION_OF_FLAG[flag], text, 0, name)
-        if flag == "deflate_level" and "deflate" not in texts:
-            yield SourcedOption("deflate", "true", 0, name)
-
-
-def split_option(text: str) -> tuple[str, str]:
-    """Return the name and value of a client option: ``key,value``, ``key=value`` or ``key``."""
-    end = min((text.index(mark) for mark in ",=" if mark in text), default=len(text))
-    return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
 
 
 def texts_of(resolved: Mapping[str, SourcedOption]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import parse_address, parse_patterns
+from nsqtools.protocol.option_names import options_in_environment
 from nsqtools.protocol.text import format_duration, parse_duration
 from nsqtools.transport.stream import parse_pins
 
@@ -280,9 +281,22 @@ class ClientOptions:
         """
         import os
 
-        from nsqtools.client.connection_settings import options_from_environment
-
-        return options_from_environment(os.environ if environ is None else environ, f"{role}_opt")
+        environ = os.environ if environ is None else environ
+        texts: dict[str, str] = {}
+        variables: dict[str, str] = {}
+        for variable, option, text in options_in_environment(environ, role):
+            if texts.setdefault(option, text) != text:
+                raise ConfigurationError(
+                    f"{variables[option]} and {variable} contradict each other",
+                    hint=f"Keep one of them: both set the client option {option}.",
+                )
+            variables.setdefault(option, variable)
+        has_https = "https://" in environ.get("NSQ_LOOKUPD_HTTP_ADDRESS", "")
+        tls = [variables[option] for option in texts if option.startswith("tls_")]
+        if tls and "tls_v1" not in texts and not has_https:  # it would silently be plain text
+            hint = "Set NSQ_TLS=true."
+            raise ConfigurationError(f"{tls[0]} is given, but TLS is not enabled", hint=hint)
+        return cls().with_options(texts)
 
     def with_options(self, options: Mapping[str, str]) -> ClientOptions:
         """Return a copy with options given as text, under go-nsq's names.

@@ -30,7 +30,6 @@ from nsqtools.archive.place import SHARED, LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
-    OPTION_OF_FLAG,
     ConnectionSettings,
     SourcedOption,
     check_tls,
@@ -41,6 +40,7 @@ from nsqtools.client.connection_settings import (
 )
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.option_names import OPTION_OF_FLAG
 from nsqtools.protocol.text import parse_duration
 from nsqtools.records.units import parse_size, parse_time, unescape
 

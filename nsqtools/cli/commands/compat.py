@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, FlagValues, GoFatal
 from nsqtools.cli.running.runtime import Runtime, report_error, stop_on_signals
-from nsqtools.client.connection_settings import ConnectionSettings, split_option
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.protocol.option_names import split_option
 from nsqtools.protocol.text import escape_line, format_duration
 from nsqtools.server.go_flags import FlagError, parse_flags, report_flag_error
 

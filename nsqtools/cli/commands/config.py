@@ -33,8 +33,9 @@ from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import ClusterListing
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.connection_settings import OPTION_OF_FLAG, SourcedOption, resolve_options
+from nsqtools.client.connection_settings import SourcedOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.protocol.option_names import OPTION_OF_FLAG
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
     Origin,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nsqtools.client.connection_settings import split_option
+from nsqtools.protocol.option_names import split_option
 from nsqtools.protocol.text import format_duration
 from nsqtools.server.go_flags import FLOAT, KIND_OF, Flag
 

@@ -29,19 +29,17 @@ from typer import Context
 from nsqtools.cli.parsing.binding import OptionSet, Provided, in_panel, opt, subset
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
-    ENV,
-    OPTION_OF_FLAG,
     ConnectionSettings,
     SourcedOption,
     check_tls,
     parse_address_map,
     read_secret,
     resolve_options,
-    split_option,
     texts_of,
 )
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import warn_of_exposure
+from nsqtools.protocol.option_names import ENV, OPTION_OF_FLAG, split_option
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
     Origin,

@@ -18,8 +18,9 @@ from nsqtools.cli.options.connection import ProducerConnection, setting_of, spli
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, StopSignals, stop_on_signals
-from nsqtools.client.connection_settings import ENV, PublishMode
+from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.protocol.option_names import ENV
 from nsqtools.protocol.text import counted, format_duration
 from nsqtools.records.units import argument_bytes
 

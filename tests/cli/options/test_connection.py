@@ -21,9 +21,10 @@ from nsqtools.cli.options.connection import (
 )
 from nsqtools.cli.parsing import app
 from nsqtools.cli.running.runtime import Runtime, explain
-from nsqtools.client.connection_settings import OPTION_OF_FLAG, ConnectionSettings
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConnectionFailed
+from nsqtools.protocol.option_names import OPTION_OF_FLAG
 from nsqtools.settings import config_path
 
 Connect = Callable[..., ConnectionSettings]
