@@ -255,9 +255,14 @@ def _convert(convert: Converter, value: Any, param: Any, ctx: Any) -> Any:
         raise BadParameter(str(error), ctx=ctx, param=param) from error
 
 
+def annotation_of(parameter: Any) -> Any:
+    """Return the declared type of ``parameter``, None if typer does not provide it."""
+    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+
+
 def choices_of(parameter: Any) -> tuple[str, ...]:
     """Return the values of an enum parameter, nothing for another type."""
-    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    kind = annotation_of(parameter)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return tuple(str(member.value) for member in kind)
     # typer before 0.29

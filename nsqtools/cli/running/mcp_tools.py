@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import Any
 
 from nsqtools.cli.commands.schema import all_schemas
-from nsqtools.cli.parsing.binding import annotation_of
-from nsqtools.cli.parsing.help import ADDRESS, choices
+from nsqtools.cli.parsing.binding import annotation_of, choices_of
+from nsqtools.cli.parsing.help import ADDRESS
 from nsqtools.cli.parsing.llm import all_parsers
 from nsqtools.cli.registry import PANELS
 
@@ -138,7 +138,7 @@ def _schema(parameter: Any) -> dict[str, Any]:
     if getattr(parameter, "is_flag", False):
         return {"type": "boolean", "description": text}
     item: dict[str, Any] = {"type": "string"}
-    if values := choices(parameter):
+    if values := choices_of(parameter):
         item = {"enum": list(values)}
     elif annotation_of(parameter) is int:
         item = {"type": "integer"}
