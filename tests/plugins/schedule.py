@@ -1,7 +1,8 @@
 """Which tests run, and on which worker.
 
-``pytest --quick`` runs what is in `QUICK`, without the tests that need the Go programs or Spark:
-what a change is tried with before all of it runs.
+``pytest --quick`` runs what is in `QUICK` and not in `NOT_QUICK`, without the tests that need the
+Go programs or Spark: what a change is tried with before all of it runs, and what other Pythons and
+other versions of packages run.
 
 Where pytest-xdist has several workers (``-n 2``):
 
@@ -26,7 +27,18 @@ from plugins.spark import SPARK_FIXTURES
 TESTS = Path(__file__).parents[1]
 QUICK = """archive client cluster files forward http protocol publish records replay tail transport
     cli/commands/test_to_http.py cli/options cli/parsing cli/render cli/top web/test_api.py
-    conformance/test_exchanges.py test_architecture.py test_public_api.py test_startup.py"""
+    conformance/test_exchanges.py test_public_api.py test_startup.py"""
+
+# What these decide is the same on every Python and with every version of a package; together they
+# take as long as all the others.
+NOT_QUICK = """archive/test_power_cut.py client/test_backlog.py client/test_giving_up.py
+    client/test_hung_handlers.py client/test_in_flight_limit.py client/test_rotation.py
+    cluster/test_problems.py
+    archive/test_compaction.py::test_a_compaction_killed_at_any_step
+    archive/test_compaction.py::test_each_message_is_compacted_once
+    archive/test_tables.py::test_columns_belong_to_the_rows_of_their_bodies
+    cli/commands/test_to_http.py::test_a_body_without_an_end
+    cli/commands/test_to_http.py::test_a_redirect_never_leads_into_a_private_network"""
 
 # what is built, or started, is shared by the tests of a file
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
@@ -43,7 +55,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     path = collection_path.relative_to(TESTS)
     wanted = (Path(each) for each in QUICK.split())
     is_quick = any(path.is_relative_to(each) or each.is_relative_to(path) for each in wanted)
-    return None if is_quick else True
+    return None if is_quick and path.as_posix() not in NOT_QUICK.split() else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,7 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether a test needs neither the Go programs, nor Spark, nor the machine for itself."""
+    """Whether a test is short and needs neither the Go programs, nor Spark, nor a free machine."""
+    if item.nodeid.removeprefix("tests/").startswith(tuple(NOT_QUICK.split())):
+        return False
     fixtures = set(getattr(item, "fixturenames", ()))
     needs = fixtures & (GO_FIXTURES | SPARK_FIXTURES)
     return not needs and not any(map(item.get_closest_marker, ("real_nsqd", "alone")))
