@@ -67,8 +67,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 # tests/web has the console, and top has a test of its own below; queue has names in files alone.
 # tests/schedule has what hostile requests leave; authd reads its own file.
 ELSEWHERE = re.compile(
-    "__complete.*|authd .*|bench .*|compat|completion|config (profiles|show|use)|demo|nsqd|"
-    "nsqlookupd|queue .*|schedule .*|schema|spark .*|top|web"
+    "__complete.*|authd .*|bench .*|compat|completion|config (profiles|show|use)|demo|mcp|"
+    "nsqd|nsqlookupd|queue .*|schedule .*|schema|spark .*|top|web|work"
 )
 
 
