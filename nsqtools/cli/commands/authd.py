@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection
-from nsqtools.cli.options.params import Json
+from nsqtools.cli.options.params import Json, parse_listen
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
@@ -30,9 +30,13 @@ Queue = Annotated[
 
 def serve(
     users: Path = opt("FILE", "The users file; read again when it changes."),
-    listen: str = opt("HOST:PORT", "Where to answer nsqd.", default="127.0.0.1:4181"),
+    listen: str = opt(
+        "[HOST:]PORT", "Where to answer nsqd.", default="127.0.0.1:4181", parser=parse_listen
+    ),
     filter_: str | None = opt(
-        "--filter HOST:PORT", "Serve users the part of the cluster that they may see."
+        "--filter [HOST:]PORT",
+        "Serve users the part of the cluster that they may see.",
+        parser=parse_listen,
     ),
     ttl: float = opt("DURATION", "Time for which nsqd remembers an answer.", default="5m"),
     identity_url: str = opt("URL", "Page of a user, with {user} for the name.", default=""),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ViewedCluster
-from nsqtools.cli.options.params import SAFETY
+from nsqtools.cli.options.params import SAFETY, parse_listen
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError
@@ -34,7 +34,10 @@ class Printed(Enum):
 
 def web(
     listen: str = opt(
-        "HOST:PORT", "Where to serve; port 0 takes any free one.", default="127.0.0.1:4171"
+        "[HOST:]PORT",
+        "Where to serve; port 0 takes any free one.",
+        default="127.0.0.1:4171",
+        parser=parse_listen,
     ),
     refresh: float = opt("DURATION", "Time between two samples.", default="2s"),
     base_path: str = opt("PATH", "Serve under this path.", default=""),

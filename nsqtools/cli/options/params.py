@@ -100,6 +100,12 @@ Delimiter = Annotated[
     bytes | None, opt("--delimiter -d TEXT", BODIES_END, parser=parse_delimiter, show_default="\\n")
 ]
 
+
+def parse_listen(text: str) -> str:
+    """Return where to listen: a port alone is on loopback."""
+    return f"127.0.0.1:{text}" if text.isdecimal() else text
+
+
 ListenHTTP = Annotated[
     str | None,
     opt(
