@@ -1,7 +1,7 @@
 """Forward topics to another cluster, to HTTP or to commands; finish messages after delivery.
 
 `forwarder` consumes, `dispatcher` processes the outcomes, and `nsq_sink`, `http_sink` and
-`exec_sink` deliver; `http_pool` chooses between `curl_pool` and `httpcore_pool`. This module has
+`exec_sink` deliver; `http_sink` chooses between `curl_pool` and `httpcore_pool`. This module has
 only the enumerations of the options, so that the command line can import them at no cost.
 """
 

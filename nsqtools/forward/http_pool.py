@@ -1,7 +1,8 @@
 """Send requests to HTTP endpoints on one thread with persistent connections.
 
-`open_pool` chooses the engine: libcurl, where the extra ``http`` is installed, and httpcore, on
-which httpx runs, elsewhere. libcurl needs a fraction of the CPU. Both follow these rules:
+`http_sink.open_pool` chooses the engine: libcurl, where the extra ``http`` is installed, and
+httpcore, on which httpx runs, elsewhere. libcurl needs a fraction of the CPU. Both follow these
+rules:
 
 - Only `HttpPool.call_soon` and `HttpPool.stop` are for other threads.
 - Proxies of the environment are ignored, because a proxy would resolve names and the check for
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import ipaddress
-import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -27,8 +27,6 @@ from typing import NamedTuple
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward.http_requests import HttpRequest
 from nsqtools.transport.stream import TLSOptions, make_context
-
-log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20  # of a response; reading more costs more than a new connection
 MAX_IDLE = 1000  # connections kept alive
@@ -137,21 +135,3 @@ class HttpPool(ABC):
         if (now := time.monotonic()) >= self._next_tick_s:
             self._next_tick_s = now + TICK_S
             self._on_tick(now)
-
-
-def open_pool(
-    connect_timeout_s: float, request_timeout_s: float, tls: TLSOptions | None
-) -> HttpPool:
-    """Return a pool of the fastest engine that is installed.
-
-    Raises `ConfigurationError` for files of ``tls`` that cannot be used.
-    """
-    engine: type[HttpPool]
-    try:
-        from nsqtools.forward.curl_pool import CurlPool as engine
-    except ImportError as exc:
-        from nsqtools.forward.httpcore_pool import HttpcorePool as engine
-
-        log.info("libcurl sends faster: pip install 'nsqtools[http]' (%s)", exc)
-    log.info("sending with %s", engine.engine)
-    return engine(connect_timeout_s, request_timeout_s, tls)

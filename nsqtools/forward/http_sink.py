@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import email.utils
 import enum
+import logging
 import re
 import time
 from collections import OrderedDict
@@ -42,6 +43,9 @@ from nsqtools.forward.parcel import (
     hash_slot,
 )
 from nsqtools.protocol.names import Address
+from nsqtools.transport.stream import TLSOptions
+
+log = logging.getLogger(__name__)
 
 # Single errors occur at healthy endpoints, for example while a server restarts its workers.
 FAILURES_TO_OPEN = 5
@@ -478,3 +482,21 @@ class HttpSink:
                 self._report(exchange.parcels, outcome)
         if delivered:
             self._report(delivered, DELIVERED)
+
+
+def open_pool(
+    connect_timeout_s: float, request_timeout_s: float, tls: TLSOptions | None
+) -> HttpPool:
+    """Return a pool of the fastest engine that is installed.
+
+    Raises `ConfigurationError` for files of ``tls`` that cannot be used.
+    """
+    engine: type[HttpPool]
+    try:
+        from nsqtools.forward.curl_pool import CurlPool as engine
+    except ImportError as exc:
+        from nsqtools.forward.httpcore_pool import HttpcorePool as engine
+
+        log.info("libcurl sends faster: pip install 'nsqtools[http]' (%s)", exc)
+    log.info("sending with %s", engine.engine)
+    return engine(connect_timeout_s, request_timeout_s, tls)

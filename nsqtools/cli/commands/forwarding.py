@@ -259,9 +259,9 @@ def to_http(
         nsq to-http -t orders --sign-key-file key --dead-letter-file dead.jsonl --max-attempts 20 \\
             --header 'X-Customer: {.customer.id}' --post https://example.com/webhook
     """
-    from nsqtools.forward.http_pool import http_tls, open_pool
+    from nsqtools.forward.http_pool import http_tls
     from nsqtools.forward.http_requests import Endpoint
-    from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
+    from nsqtools.forward.http_sink import HttpSettings, HttpSink, open_pool, parse_policy
 
     if bool(post) == bool(get):
         raise ConfigurationError("give one or more --post, or one or more --get")
