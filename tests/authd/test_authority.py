@@ -94,7 +94,7 @@ def test_a_changed_file_is_read_and_a_broken_one_is_refused(
     authority = Authority(write_users(entry("ann")))
     for text, user, rejection in (
         (entry("bob-2"), "bob-2", ""),
-        (entry("carol") + "publish = ['(']", "bob-2", "line 3: Go does not accept"),
+        (entry("carol") + "publish = ['(']", "bob-2", "line 3: invalid pattern"),
         (entry("dave-dave"), "dave-dave", ""),
     ):
         path = write_users(text)

@@ -39,7 +39,7 @@ import importlib, pkgutil, sys
 import nsqtools
 from nsqtools.server.embedded import EmbeddedNsqd
 
-OTHER_EXTRAS = ("pyarrow", "pycurl", "jsonschema", "mcp", "mcp_types")
+OTHER_EXTRAS = ("celery", "pyarrow", "pycurl", "jsonschema", "mcp", "mcp_types", "taskiq")
 assert nsqtools.__file__.startswith(sys.prefix), nsqtools.__file__
 for module in pkgutil.walk_packages(nsqtools.__path__, "nsqtools.", lambda name: None):
     # these need pyspark, run the program, or need pytest

@@ -124,7 +124,7 @@ def test_who_listens_to_messages_does_not_hold_up_the_end(
     with Cluster(ClusterAddresses([nsqd.http_address])) as cluster:
         context = actions.WebContext(WebSettings(), cluster, ClientOptions())
         asked = [nsqd.tcp_address], "orders", "billing", 1, 3600.0
-        listening = in_background(messages._listen, context, *asked)
+        listening = in_background(messages.take_messages, context, *asked, lambda _: None)
         wait_until(lambda: context.listening, what="it listens")
         context.stop()
         with pytest.raises(NsqError, match="is being stopped"):
