@@ -189,7 +189,9 @@ def test_a_second_scheduler_takes_over_after_a_kill(
     wait_until(lambda: b"waiting for the scheduler" in log.read_bytes(), what="the second waits")
     first.kill()
     request_later(nsqd, encode_request("later", b"x", at_ns=time.time_ns()))
-    wait_until(lambda: unfinished(nsqd, "later", "check") == 1, what="the second publishes")
+    wait_until(
+        lambda: unfinished(nsqd, "later", "check") == 1, what="the second publishes", timeout_s=20
+    )
     second.send_signal(signal.SIGTERM)
     assert second.wait(patience_s(20)) == 128 + signal.SIGTERM
 
