@@ -153,15 +153,6 @@ def seconds_until_eta(headers: Mapping[str, Any]) -> float:
 # -- consuming ------------------------------------------------------------------------------------
 
 
-class TaskConsumer(Consumer):
-    """A consumer that touches the messages of its pool until they are answered."""
-
-    pool: TaskPool
-
-    def _touch_when_due(self, now: float) -> None:
-        self.pool.touch_when_due(now)
-
-
 class TaskMessages:
     """The messages of the consumed topics, and by delivery tag the messages in Celery's hands.
 
@@ -181,8 +172,8 @@ class TaskMessages:
         self._backlog = Backlog(on_entry)
         self._pool = TaskPool()
         self._backlog.pools.append(self._pool)
-        self._consumer: TaskConsumer | None = None
-        self._stopping: list[TaskConsumer] = []
+        self._consumer: Consumer | None = None
+        self._stopping: list[Consumer] = []
         self._topics: frozenset[str] = frozenset()
         self._prefetch = options.max_in_flight
         self._in_hand: dict[int, Message] = {}
@@ -200,7 +191,7 @@ class TaskMessages:
             self._consumer.set_max_in_flight(self._prefetch)
             self._announce(self._consumer)
 
-    def _announce(self, consumer: TaskConsumer) -> None:
+    def _announce(self, consumer: Consumer) -> None:
         # Tasks are slow and answered in any order. All of the prefetch count must be in flight, or
         # processes of the pool would wait.
         consumer._gather(self, self._prefetch)
@@ -218,15 +209,15 @@ class TaskMessages:
             self._consumer = None
         self._topics = frozenset(topics)
         if self._topics:
-            self._consumer = consumer = TaskConsumer(
+            self._consumer = consumer = Consumer(
                 sorted(self._topics),
                 self._channel,
                 nsqd_tcp_addresses=self._settings.nsqd_tcp_addresses,
                 lookupd_http_addresses=self._settings.lookupd_http_addresses,
                 options=replace(self._options, max_in_flight=self._prefetch),
                 _backlog=self._backlog,
+                _auto_touch=True,
             )
-            consumer.pool = self._pool
             consumer.start()
             self._announce(consumer)
 

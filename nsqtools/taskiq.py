@@ -34,13 +34,6 @@ from nsqtools.protocol.names import check_channel, check_topic
 SIGNAL_CHECK_S = 0.5
 
 
-class _TaskConsumer(aio.Consumer):
-    pool: TaskPool
-
-    def _touch_when_due(self, now: float) -> None:
-        self.pool.touch_when_due(now)
-
-
 class NsqBroker(AsyncBroker):
     """Sends tasks to nsqd, and receives them in workers.
 
@@ -69,7 +62,7 @@ class NsqBroker(AsyncBroker):
         self._nsqd_tcp_addresses = nsqd_tcp_addresses
         self._lookupd_http_addresses = lookupd_http_addresses
         self._producer = self._new_producer()
-        self._consumers: list[_TaskConsumer] = []
+        self._consumers: list[aio.Consumer] = []
 
     def _new_producer(self) -> aio.Producer:
         return aio.Producer(
@@ -101,14 +94,15 @@ class NsqBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Yield the tasks of the topic."""
-        consumer = _TaskConsumer(
+        consumer = aio.Consumer(
             self.topic,
             self.channel,
             nsqd_tcp_addresses=self._nsqd_tcp_addresses,
             lookupd_http_addresses=self._lookupd_http_addresses,
             options=self.options,
+            _auto_touch=True,
         )
-        pool = consumer.pool = TaskPool()
+        pool = TaskPool()
         consumer._backlog.pools.append(pool)
         consumer._gather(pool, self.options.max_in_flight)
         self._consumers.append(consumer)

@@ -150,9 +150,11 @@ class ConsumerCore:
         max_rate: float = 0.0,
         _backlog: Backlog | None = None,
         _looked_up: Iterable[Address] = (),
+        _auto_touch: bool = False,
     ) -> None:
         """``_backlog`` is shared by several consumers. ``_looked_up`` has the unmapped addresses of
-        a lookup that was just made: the first lookup of this consumer is a poll interval later."""
+        a lookup that was just made: the first lookup of this consumer is a poll interval later.
+        ``_auto_touch`` is that of `Consumer.run`, for the pools of the backlog."""
         self.topics = list(dict.fromkeys(map(check_topic, check_texts("topic", topic))))
         check_argument("channel", channel, str)
         check_argument("options", options, ClientOptions, NONE)
@@ -195,7 +197,7 @@ class ConsumerCore:
             events=events,
         )
         self._subscribe_check: SubscribeCheck = lambda topic, nsqd: None
-        self._auto_touches = False
+        self._auto_touches = _auto_touch
         # Re-entrant: a signal handler may stop the consumer while its thread starts it.
         self._life = threading.RLock()
         self._process = os.getpid()
@@ -397,7 +399,7 @@ class ConsumerCore:
         self._workers.pop(worker.thread, None)
 
     def _touch_when_due(self, now: float) -> None:
-        """Touch the messages of running handlers, with ``auto_touch`` (on the I/O thread).
+        """Touch the messages of handlers and pools, with ``auto_touch`` (on the I/O thread).
 
         nsqd bounds the total at its max_msg_timeout, 15 minutes unless set.
         """

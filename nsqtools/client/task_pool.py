@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from nsqtools.client.message import Message, touch_when_due
+from nsqtools.client.message import Message
 from nsqtools.errors import ConfigurationError, PublishRejected
 
 # The framework decides how long a stop waits for running tasks, and disconnects after that.
@@ -21,7 +21,8 @@ MIN_DEFER_S = 1.0
 class TaskPool:
     """The unanswered messages that a framework has, as a `Pool` of a backlog.
 
-    They are touched, and a message that nsqd delivers again is not handed out twice.
+    A message that nsqd delivers again is not handed out twice. The consumer touches them, if it is
+    made with ``_auto_touch``.
     """
 
     def __init__(self) -> None:
@@ -45,10 +46,6 @@ class TaskPool:
 
     def redelivered(self, message: Message) -> None:
         """Frameworks count no attempts."""
-
-    def touch_when_due(self, now: float) -> None:
-        """Touch the messages of which half of the timeout has passed."""
-        touch_when_due(self._since.copy(), now)
 
 
 def refuse_delay(error: PublishRejected, delay: str) -> Exception:
