@@ -22,6 +22,7 @@ from nsqtools.cli.parsing.mistakes import (
     refuse_single_dashes,
     split_queues,
     suggest_command,
+    words_of,
 )
 from nsqtools.cli.registry import COMMANDS, REMOVED, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime, before_dashes, configure_logging, with_json
@@ -39,10 +40,11 @@ class RealCommand(NativeCoercion, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names = {name for parameter in self.params for name in parameter.opts}
         if "--json" in names and "-o" not in names:
-            words = before_dashes(args)
-            args = [*with_json(words), *args[len(words) :]]
-        refuse_single_dashes(self.params, args, ctx)
-        return super().parse_args(ctx, split_queues(self.params, args))
+            leading = before_dashes(args)
+            args = [*with_json(leading), *args[len(leading) :]]
+        words = list(words_of(self.params, args))
+        refuse_single_dashes(self.params, words, ctx)
+        return super().parse_args(ctx, [*split_queues(self.params, words), *args[len(words) :]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         color, width = ctx.obj.has_color, ctx.obj.width

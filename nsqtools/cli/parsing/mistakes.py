@@ -10,7 +10,6 @@ nsqtools prints a channel as ``TOPIC/CHANNEL``, so command lines may contain it 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +46,7 @@ OPTION_OF_PORT = {
     "4151": "--nsqd-http-address",
     "4161": "--lookupd-http-address",
 }
+_PORT_OF_OPTION = {option: port for port, option in OPTION_OF_PORT.items()}
 
 _QUEUE = re.compile(r"([^/=]+)/([^/]+)")
 _ADDRESS = re.compile(r"(localhost|[\w.-]+):\d+|localhost|\[[\da-fA-F:]+\]:\d+")
@@ -67,13 +67,19 @@ class Word(NamedTuple):
         return not self.is_value and not self.text.startswith("-")
 
 
-def words_of(params: Sequence[Any], args: Sequence[str]) -> Iterator[Word]:
-    """Iterate over the words before ``--``."""
-    options = {
+def options_by_name(params: Sequence[Any]) -> dict[str, Any]:
+    """Return the options by all their names, such as ``-t``, ``--tls`` and ``--no-tls``."""
+    return {
         name: parameter
         for parameter in params
         for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("-")
     }
+
+
+def words_of(params: Sequence[Any], args: Sequence[str]) -> Iterator[Word]:
+    """Iterate over the words before ``--``."""
+    options = options_by_name(params)
     option = None
     for arg in args:
         if option is not None:
@@ -89,26 +95,25 @@ def words_of(params: Sequence[Any], args: Sequence[str]) -> Iterator[Word]:
                 option = parameter
 
 
-def refuse_single_dashes(params: Sequence[Any], args: Sequence[str], context: Any) -> None:
+def refuse_single_dashes(params: Sequence[Any], words: Sequence[Word], context: Any) -> None:
     """Raise `NoSuchOption` for a long option with one dash, as Go's utilities accept it.
 
     ``-topic clicks`` would otherwise be parsed as ``-t opic`` and an argument ``clicks``.
     """
-    names = {name for parameter in params for name in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words_of(params, args):
+    names = options_by_name(params)
+    for word in words:
         name = word.text.partition("=")[0]
         if not word.is_value and len(name) > 2 and f"-{name}" in names:
             raise NoSuchOption(name, possibilities=[f"-{name}"], ctx=context)
 
 
-def split_queues(params: Sequence[Any], args: Sequence[str]) -> list[str]:
-    """Return the arguments with ``clicks/archive`` as a topic and a channel.
+def split_queues(params: Sequence[Any], words: Sequence[Word]) -> list[str]:
+    """Return the words with ``clicks/archive`` as a topic and a channel.
 
     That is one of two arguments, or the only ``--topic`` of a command with ``--channel``.
     """
     arguments = [param.name for param in params if param.param_type_name == "argument"]
     options = {param.name for param in params if "-t" in param.opts or "-c" in param.opts}
-    words = list(words_of(params, args))
     has_pair = arguments[:2] == ["topic", "channel"]
     may_split = has_pair and sum(word.is_argument for word in words) == 1
     given = [word.option.name for word in words if word.option is not None and not word.is_value]
@@ -123,7 +128,7 @@ def split_queues(params: Sequence[Any], args: Sequence[str]) -> list[str]:
             split += [queue[1], "-c", queue[2]]
         else:
             split.append(word.text)
-    return [*split, *args[len(words) :]]
+    return split
 
 
 def suggest_command(path: str, typed: Sequence[str], group: Group) -> str:
@@ -181,6 +186,8 @@ def _corrected_line(error: UsageError, path: str, arguments: Sequence[str]) -> s
 
     ``nsq tail clicks`` becomes ``nsq tail -t clicks``. Returns "" for other mistakes.
     """
+    import shlex  # 0.7 ms, and needed for a mistake only
+
     context: Any = error.ctx
     parameters = context.command.params if context else ()
     missing = error.param.name if isinstance(error, MissingParameter) and error.param else ""
@@ -190,10 +197,9 @@ def _corrected_line(error: UsageError, path: str, arguments: Sequence[str]) -> s
     words = list(words_of(parameters, arguments[len(path.split()) - 1 :]))
     if not words or not words[0].is_argument:
         return ""
-    names = {name: parameter for parameter in parameters for name in parameter.opts}
     typed = [word.text for word in words if word.is_argument]
     others = [word.text for word in words if not word.is_argument]
-    options = _options_of(typed, names)
+    options = _options_of(typed, options_by_name(parameters))
     accepts_arguments = any(param.param_type_name == "argument" for param in parameters)
     if accepts_arguments and not (missing and len(typed) > 1):
         word = shlex.quote(typed[0])
@@ -221,22 +227,14 @@ def _options_of(typed: Sequence[str], names: Mapping[str, Any]) -> list[str]:
     return ["-t", topic, *(["-c", *channel] if channel else [])]
 
 
-_PORT_OF_OPTION = {option: port for port, option in OPTION_OF_PORT.items()}
-
-
 def _hint(error: UsageError, path: str) -> str:
     if isinstance(error, NoSuchOption):
         if path == "nsq":
             return f"Options come after the command: nsq COMMAND {error.option_name}"
         context: Any = error.ctx
         params = context.command.params if context else ()
-        names = [
-            name
-            for parameter in params
-            for name in (*parameter.opts, *parameter.secondary_opts)
-            if name.startswith("-")
-        ]
-        if near := _near_options(error.option_name, names or error.possibilities or ()):
+        names = list(options_by_name(params)) or error.possibilities or ()
+        if near := _near_options(error.option_name, names):
             return f"Did you mean {near}?"
     if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
         return f"Write {error.option_name} alone for yes, and omit it for the default."
