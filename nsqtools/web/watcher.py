@@ -19,6 +19,7 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import EarlierTotals, RecentTotals
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import is_limit
 
 log = logging.getLogger("nsqtools")
@@ -45,7 +46,7 @@ class Watcher:
         self._next_sample = _new_future()  # done with the next sample
         self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
         self._cost_s = 0.0
-        self._failures: dict[str, str] = {}
+        self._failures = ChangeLog()
 
     @property
     def is_slowed(self) -> bool:
@@ -119,13 +120,10 @@ class Watcher:
 
     def _log_failures(self, sample: Sample) -> None:
         """Log when a daemon begins to fail, or fails in another way, and when it responds again."""
-        failures = {failure.address: str(failure.error) for failure in sample.failures}
-        for address, text in failures.items():
-            if self._failures.get(address) != text:
-                log.warning("%s", text)
-        for address in self._failures.keys() - failures.keys():
-            log.info("%s responds again", address)
-        self._failures = failures
+        for failure in sample.failures:
+            self._failures.report(failure.address, str(failure.error))
+        addresses = [failure.address for failure in sample.failures]
+        self._failures.retain(addresses, "{} responds again")
 
     def _note_cost(self, cost_s: float) -> None:
         """Adapt the interval to the CPU time of the whole process per sample."""
