@@ -55,6 +55,7 @@ from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
 from nsqtools.protocol.frames import HEARTBEAT, FrameBuffer
 from nsqtools.protocol.names import Address, parse_address, parse_patterns
 from nsqtools.transport.stream import (
+    AtomicCalls,
     Deadline,
     RenewedContext,
     Stream,
@@ -253,6 +254,36 @@ class Connection:
         for frame_type, data in other_frames:
             if self.is_open:  # the user may close it after any frame
                 self._on_frame(frame_type, data)
+
+    # -- lending to a publishing thread -----------------------------------------------------------
+
+    def lend(self) -> AtomicCalls | None:
+        """Lend the idle connection to publishing threads; return None if that is impossible."""
+        calls = self._stream.atomic_calls()
+        if calls is None or self._codec is not None or self.has_unsent or len(self._frames):
+            return None
+        self._loop.lend(self)
+        return calls
+
+    def reclaim(
+        self, command: bytes = b"", sent: Sequence[int] = (0,), received: Sequence[bytes] = ()
+    ) -> None:
+        """Serve the connection again, from where a publishing thread has got with a command.
+
+        ``sent`` has the number of its bytes that were sent, and nothing if that is uncertain.
+        """
+        self._loop.reclaim(self)
+        self._last_read = self._last_progress = self._loop.now()
+        if not sent:
+            self.lose(ConnectionLost(f"{self.nsqd}: a command may not have been sent"))
+        elif command and not sent[0]:
+            self.write(command)
+        elif unsent := command[sent[0] :]:
+            self._committed = unsent
+            self._loop.flush_soon(self)
+        if any(received):
+            self._frames.feed(received[0])
+        self.on_readable()  # before the next command: nsqd may have closed the connection
 
     def _inflate_more(self) -> None:
         self._is_inflating = False

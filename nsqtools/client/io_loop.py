@@ -2,9 +2,9 @@
 
 Every consumer and producer is a `LoopMember`. The thread starts with the first member and ends with
 the last, so a hundred consumers cost one thread. A member owns its connections. They are
-registered, read, written and closed on the I/O thread only; other threads talk to a member with
-`call_soon`. A socket pair wakes the thread, and only when it sleeps: under load it finds the calls
-in its next iteration without a system call.
+registered, read, written and closed on the I/O thread only, unless they are lent
+(`direct_publish`); other threads talk to a member with `call_soon`. A socket pair wakes the thread,
+and only when it sleeps: under load it finds the calls in its next iteration without a system call.
 
 In this package a *turn* is an iteration of the loop, and a member's turn is its part of one. An
 iteration costs no more than the work in it: only members with an event are served, and the periodic
@@ -201,7 +201,18 @@ class LoopMember:
 
     def unregister(self, connection: Watched) -> None:
         """Stop watching a connection. Call this before closing it."""
-        self.io_thread.selector.unregister(connection)
+        if self.io_thread.lent.pop(connection, None) is None:
+            self.io_thread.selector.unregister(connection)
+
+    def lend(self, connection: Watched) -> None:
+        """Stop watching a connection that another thread uses until `reclaim`."""
+        self.unregister(connection)
+        self.io_thread.lent[connection] = self
+
+    def reclaim(self, connection: Watched) -> None:
+        """Watch a connection again that was lent."""
+        self.unregister(connection)
+        self.register(connection)
 
     # -- called by the loop ---------------------------------------------------------------------
 
@@ -253,6 +264,7 @@ class IOThread:
         self.current_until = 0.0  # see `LoopMember.is_current`
         self.unflushed: list[tuple[Watched, LoopMember]] = []
         self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # see `after_flush`
+        self.lent: dict[Watched, LoopMember] = {}  # not registered: see `LoopMember.lend`
         self._members: set[LoopMember] = set()
         self._joining = threading.RLock()
         self._ended: list[LoopMember] = []  # ended but not released
@@ -316,14 +328,17 @@ class IOThread:
 
         Nothing is unregistered, because the child shares the kernel's epoll set with the parent.
         """
-        watched = self.selector.get_map() or {}  # None if the thread had ended before the fork
-        for key in watched.values():
-            if key.data is not None:
-                key.data[0].close_copy()
+        for connection, _ in self._connections():
+            connection.close_copy()
         for member in self._members:
             member.abandon()
         self._is_over = True
         self._close()
+
+    def _connections(self) -> list[tuple[Watched, LoopMember]]:
+        watched = self.selector.get_map() or {}  # None if the thread had ended before a fork
+        registered = [key.data for key in watched.values() if key.data is not None]
+        return [*registered, *self.lent.items()]
 
     def _close(self) -> None:
         # Ended members still refer to this thread and must not keep one another alive.
@@ -423,9 +438,9 @@ class IOThread:
             log.error("%s: the I/O thread failed", member.name, exc_info=failure)
             member.failure = failure
             self._remove(member)
-            for key in list(self.selector.get_map().values()):
-                if key.data is not None and key.data[1] is member:
-                    key.data[0].close()  # connections that its end did not close
+            for connection, owner in self._connections():
+                if owner is member:
+                    connection.close()  # its end did not close it
 
     def _remove(self, member: LoopMember) -> None:
         """End a member that has stopped or failed."""

@@ -39,6 +39,7 @@ from nsqtools.client import outcomes
 from nsqtools.client.callbacks import ConnectionEvents, call_guarded, weak_callback
 from nsqtools.client.connection import tls_context
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
+from nsqtools.client.direct_publish import Attempt, DirectPath
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.former_names import former_names
 from nsqtools.client.io_loop import call_at_end_of_child, wait_until_released
@@ -242,30 +243,45 @@ class ProducerCore:
         on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> Publication:
+        if on_settled is not None:
+            check_functions(on_settled=on_settled)
+        publication = self._make_publication(topic, bodies, defer_s, timeout_s)
+        publication.splits = splits
+        if on_settled is not None:
+            publication.add_done_callback(on_settled)
+        self._submit_publication(publication)
+        if _is_at_exit and not self._io.loop.is_own_thread:
+            # `_stop_producers` has run, so nothing else would wait for this publish or log its
+            # failure.
+            publication.result(self._patience_s)
+        return publication
+
+    def _make_publication(
+        self,
+        topic: str,
+        bodies: Sequence[ReadableBuffer],
+        defer_s: float | None,
+        timeout_s: float | None,
+    ) -> PendingPublication:
+        """Check a publish. Raises `PublishInvalid` and ``TypeError``."""
         copies = copy_bodies(bodies)
         lengths = list(map(len, copies))
         check_bodies(lengths, defer_s, self.options)
         if timeout_s is not None:
             check_argument("timeout_s", timeout_s, *NUMBER)
             timeout_s = max(0.0, timeout_s)  # NaN becomes 0
-        if on_settled is not None:
-            check_functions(on_settled=on_settled)
         if not isinstance(topic, str):
             raise PublishInvalid(f"topic must be str, not {type(topic).__name__}")
-        size, now = sum(lengths), time.monotonic()
-        publication = PendingPublication(
-            _check_topic(topic), copies, size, now, defer_s, timeout_s, on_settled, splits
+        return PendingPublication(
+            _check_topic(topic), copies, sum(lengths), time.monotonic(), defer_s, timeout_s
         )
+
+    def _submit_publication(self, publication: PendingPublication) -> None:
         if not self._is_started:
             self.start()
         self._wait_for_room(publication)
         self._send(publication)
         publication.is_submitted = True
-        if _is_at_exit and not self._io.loop.is_own_thread:
-            # `_stop_producers` has run, so nothing else would wait for this publish or log its
-            # failure.
-            publication.result(self._patience_s)
-        return publication
 
     def _send(self, publication: PendingPublication) -> None:  # overridden by `FakeProducer`
         self._io.submit(publication)
@@ -323,6 +339,7 @@ class ProducerCore:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
             if has_room := self._has_room:
                 self._unsettled[publication] = None
+                publication.window_bytes = publication.size
                 self._entered_bytes += publication.size
             return has_room
 
@@ -366,7 +383,7 @@ class ProducerCore:
         """Take publications out of the window that wait for an nsqd that may hang."""
         released = (self._unsettled.keys() & publications) - self._outside_window
         self._outside_window |= released
-        self._left_bytes += sum(publication.size for publication in released)
+        self._left_bytes += sum(publication.window_bytes for publication in released)
         self._make_room()
 
     def _on_settled(self, settled: list[PendingPublication]) -> None:
@@ -374,7 +391,7 @@ class ProducerCore:
             if publication in self._outside_window:
                 self._outside_window.remove(publication)
             else:
-                self._left_bytes += publication.size
+                self._left_bytes += publication.window_bytes
             self._unsettled.pop(publication, None)
         self._make_room()
         if self.on_published is not None:
@@ -476,7 +493,11 @@ class Producer(ProducerCore):
             topic, body = schedule_request(topic, body, at, key, defer_s)
         if self._rate is not None:
             timeout_s = self._wait_for_rate(1, timeout_s)
-        self._submit(topic, [body], defer_s, timeout_s).wait()
+        publication = self._make_publication(topic, [body], defer_s, timeout_s)
+        publication.is_awaited = True
+        if (direct := self._io.direct) is None or not self._publish_directly(publication, direct):
+            self._submit_publication(publication)
+            publication.wait()
 
     def publish_deferred(
         self, topic: str, body: ReadableBuffer, defer_s: float, *, timeout_s: float | None = None
@@ -489,6 +510,26 @@ class Producer(ProducerCore):
         delay_s = self._rate_delay_s(count, timeout_s)
         time.sleep(delay_s)
         return None if timeout_s is None else timeout_s - delay_s
+
+    def _publish_directly(self, publication: PendingPublication, direct: DirectPath) -> bool:
+        """Publish on this thread if no other publish is under way; return whether it has."""
+        # Publishes that this thread has submitted before are in `_unsettled`, so none is overtaken.
+        # A callback for published messages runs on the I/O thread.
+        if self._unsettled or self._is_stopped or self.on_published is not None:
+            return False
+        self._unsettled[publication] = None
+        attempt: Attempt = "not begun"
+        try:
+            attempt = direct.publish(publication)
+        finally:  # a signal handler may raise, as it does for ^C
+            if attempt != "unanswered":
+                self._unsettled.pop(publication, None)
+        if self._waiters:
+            self._make_room()
+        if attempt == "unanswered":
+            self._io.loop.call_soon(self._io.reclaim)
+            publication.wait()
+        return attempt != "not begun"
 
     def _refuse_own_thread(self) -> None:
         if self._io.loop.is_own_thread:
@@ -560,7 +601,7 @@ def copy_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
 
     Raises ``TypeError`` for a body that is not bytes.
     """
-    if isinstance(bodies, str | bytes | bytearray | memoryview):
+    if isinstance(bodies, (str, bytes, bytearray, memoryview)):
         raise TypeError("bodies must be a list of messages, not one message")
     copies = list(bodies)
     if (len(copies) == 1 and type(copies[0]) is bytes) or set(map(type, copies)) <= {bytes}:

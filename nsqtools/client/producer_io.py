@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +51,7 @@ from nsqtools.client.connecting import (
     warn_about_unused,
 )
 from nsqtools.client.connection import Connection, open_connection
+from nsqtools.client.direct_publish import DirectPath
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
@@ -97,6 +99,12 @@ DELISTED_GRACE_S = 300.0
 # Outstanding bytes of a producer, besides the publication that is being added: enough for a fast
 # network's bandwidth times its delay (1 Gbit/s and 30 ms), and little memory.
 PUBLISH_WINDOW_BYTES = 4 << 20
+
+# Publishes in sequence, each alone, after which the next one is expected to be alone, too. Lending
+# the connection costs as much as one publish saves.
+LEND_AFTER = 3
+# A system call that does not block ends within microseconds, unless its thread gets no CPU.
+RECLAIM_AGAIN_S = 0.001
 
 # An unanswered command, its publications, and the time when it was sent. A plain tuple is the
 # cheapest, and each publish makes one.
@@ -216,6 +224,23 @@ class ProducerLink:
         self.connection.write(command)
         self._unanswered_bytes += len(command)
         self.outstanding.append((command, publications, self._loop.now()))
+
+    def lend(self) -> DirectPath | None:
+        """Lend the connection to publishing threads, if possible."""
+        calls = None if self.connection is None else self.connection.lend()
+        return None if calls is None else DirectPath(*calls)
+
+    def reclaim(self, direct: DirectPath) -> None:
+        """Continue what a publishing thread has begun."""
+        assert self.connection is not None
+        if (exchange := direct.unfinished) is None:
+            self.connection.reclaim()
+            return
+        command, publication = exchange.command, exchange.publication
+        publication.is_written = True
+        self._unanswered_bytes += len(command)
+        self.outstanding.append((command, [publication], publication.submitted_at))
+        self.connection.reclaim(command, exchange.sent, exchange.received)
 
     @property
     def is_full(self) -> bool:
@@ -358,6 +383,11 @@ class ProducerLinks:
                 return min(usable[start:] + usable[:start], key=lambda link: len(link.outstanding))
         return next((link for link in links if link.connection is not None), None)
 
+    def only_choice(self) -> ProducerLink | None:
+        """Return the link that `choose` returns as long as it works."""
+        links = self._links
+        return links[0] if links and (len(links) == 1 or not self._is_round_robin) else None
+
     def choose_after(self, link: ProducerLink) -> ProducerLink | None:
         """Return the link for the next command, after one that was sent on ``link``."""
         if not self._is_round_robin:
@@ -484,6 +514,10 @@ class ProducerIO:
         self._has_ended = False
         self._retries_ended = False
         self._timer: Timer | None = None
+        self.direct: DirectPath | None = None  # while the connection of `_lender` is lent
+        self._lender: ProducerLink | None = None
+        self._lone_publishes = 0  # in sequence, without any other under way
+        self._last_exchanges = 0
 
     def start(self) -> None:
         """Begin, from any thread."""
@@ -505,19 +539,43 @@ class ProducerIO:
         else:  # if it ends concurrently, `_at_end` checks the inbox once more
             self.loop.wake()
 
+    def _lend(self) -> None:
+        """Lend the connection that the next publish would use."""
+        self._lone_publishes = self._last_exchanges = 0
+        if (link := self.links.only_choice()) is not None and not self._is_stopping:
+            self._lender, self.direct = link, link.lend()
+
+    def reclaim(self) -> bool:
+        """Take the lent connection back; return False if that has to wait."""
+        direct, link = self.direct, self._lender
+        if direct is None or link is None:
+            return True
+        if not direct.end():
+            self._wake_in(RECLAIM_AGAIN_S)
+            return False
+        self.direct = None
+        if direct.unfinished is not None:
+            self._watch_timeout(direct.unfinished.publication)
+        link.reclaim(direct)
+        return True
+
     def flush(self) -> None:
         """Send joinable messages without waiting for further ones."""
         self._flushes = True
+        self.reclaim()  # the thread that publishes may be the one that waits
 
     def _take_inbox(self) -> None:
         inbox = self._inbox
         while inbox:
             publication = inbox.popleft()
-            if publication.timeout_s is not None:
-                expires_at = publication.submitted_at + publication.timeout_s
-                self._expires_at[publication] = expires_at
-                self._schedule_expiry(expires_at)
+            self._watch_timeout(publication)
             self._queue.add(publication)
+
+    def _watch_timeout(self, publication: PendingPublication) -> None:
+        if publication.timeout_s is not None:
+            expires_at = publication.submitted_at + publication.timeout_s
+            self._expires_at[publication] = expires_at
+            self._schedule_expiry(expires_at)
 
     def _schedule_expiry(self, at: float) -> None:
         if self._expiry is None or at < self._expiry.at:
@@ -547,13 +605,19 @@ class ProducerIO:
         self._take_inbox()
         if self._has_ended:
             self._end()
+        if (self._queue or self._is_stopping) and self.direct is not None and not self.reclaim():
+            return
         if self._queue:
             self._dispatch()
         self._report_settled()
-        if self._is_stopping and not (
-            self._queue or self._inbox or any(link.outstanding for link in self.links)
-        ):
+        if self._lone_publishes >= LEND_AFTER:
+            self._lend()
+        if self._is_stopping and not (self._queue or self._inbox or self._is_outstanding):
             self.loop.stop()
+
+    @property
+    def _is_outstanding(self) -> bool:
+        return any(link.outstanding for link in self.links)
 
     def _dispatch(self) -> None:
         queue, links = self._queue, self.links
@@ -620,7 +684,13 @@ class ProducerIO:
 
     def link_changed(self) -> None:
         # Deferred, because dropping a link is itself such a change.
-        self.loop.call_soon(self.links.drop_delisted)
+        self.loop.call_soon(self._drop_delisted)
+
+    def _drop_delisted(self) -> None:
+        if self.reclaim():
+            self.links.drop_delisted()
+        else:
+            self.loop.call_later(RECLAIM_AGAIN_S, self._drop_delisted)
 
     def confirmed(self, publications: list[PendingPublication]) -> None:
         for publication in publications:
@@ -709,12 +779,19 @@ class ProducerIO:
 
     def _watch(self) -> None:
         options, now = self.options, self.loop.now()
+        if (direct := self.direct) is not None:
+            # Unused, or used by a thread that stands still: it must not miss heartbeats.
+            if direct.exchanges == self._last_exchanges:
+                self.reclaim()
+            self._last_exchanges = direct.exchanges
         limit_s = max(options.publish_timeout_s, self.policy.retry_timeout_s)
         late = DeadlineExceeded(f"cannot connect to {self.name} in time")
         for publication in self._queue:
             if now - (publication.failed_at or publication.submitted_at) > limit_s:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
         for link in self.links:
+            if self.direct is not None and link is self._lender:
+                continue
             link.check(now)
             # An nsqd that hangs must not fill the window that publishes to the others need.
             if len(self.links) > 1 and link.outstanding and not link.is_responsive(now):
@@ -746,6 +823,8 @@ class ProducerIO:
         if not self._settled:
             return
         settled, self._settled = self._settled, []
+        is_lone = len(settled) == 1 and settled[0].is_awaited and not self._is_outstanding
+        self._lone_publishes = self._lone_publishes + 1 if is_lone else 0
         # Before the callbacks: it makes room in the window, and a callback may submit.
         self._report(settled)
         for publication in settled:
@@ -768,6 +847,8 @@ class ProducerIO:
     def _end(self) -> None:
         """Settle everything and release waiting threads, after a stop or a defect."""
         self._has_ended = True
+        while not self.reclaim():  # or a thread would use the descriptor after it was closed
+            time.sleep(RECLAIM_AGAIN_S)
         stopped = DeadlineExceeded(f"{self.name}: the producer has stopped")
         self.links.close(stopped)
         self._take_inbox()

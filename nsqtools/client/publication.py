@@ -116,7 +116,7 @@ class Publication(Future[None]):
     bodies: Sequence[bytes]
     size: int
     submitted_at: float
-    defer_s: float | None
+    defer_s: float | None = None
     is_settled = False
     _failure: PublishFailure | None = None
     _waiters: list[Any]  # locks of `exception`, and waiters of concurrent.futures
@@ -213,10 +213,14 @@ class PendingPublication(Publication):
 
     failed_at = 0.0  # time of the first failure, or 0
     parts: Parts | None = None  # the parts that it belongs to
+    is_awaited = False  # by the thread that publishes it, and by no callback
     is_submitted = False  # false while a signal handler interrupts `submit`
     is_written = False  # handed to a connection
     may_be_stored = False  # by an earlier attempt
+    timeout_s: float | None = None
+    splits = False  # see `Parts`
     is_alone = False  # must not be joined with others
+    window_bytes = 0  # its share of the window: none while a thread publishes it itself
 
     def __init__(
         self,
@@ -226,18 +230,21 @@ class PendingPublication(Publication):
         submitted_at: float,
         defer_s: float | None = None,
         timeout_s: float | None = None,
-        on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> None:
         self.topic = topic
         self.bodies = bodies
         self.size = size
         self.submitted_at = submitted_at
-        self.defer_s = defer_s
         self._waiters = []
-        self._callbacks = [] if on_settled is None else [on_settled]
-        self.timeout_s = timeout_s
-        self.splits = splits
+        self._callbacks = []
+        # Only what differs from the class, because each publish makes one.
+        if defer_s is not None:
+            self.defer_s = defer_s
+        if timeout_s is not None:
+            self.timeout_s = timeout_s
+        if splits:
+            self.splits = True
 
     def __dir__(self) -> list[str]:  # the names of `Publication`, which a program gets this as
         public = {*dir(Publication), *Publication.__annotations__}
@@ -251,6 +258,12 @@ class PendingPublication(Publication):
         if len(self.bodies) == 1:
             return commands.publish(self.topic, self.bodies[0])
         return commands.multi_publish(self.topic, self.bodies)
+
+    def confirm(self) -> None:
+        """Settle it as published, when no other thread waits for it except in a flush."""
+        self.is_settled = True
+        if self._waiters:  # read second: `wait_until_released` appends first
+            self.settle(None)
 
     def settle(self, error: PublishError | None) -> PublishFailure | None:
         """Set the outcome, once, and wake waiting threads; return the failure, if any."""

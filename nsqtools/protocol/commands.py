@@ -60,7 +60,7 @@ def subscribe(topic: str, channel: str) -> bytes:
 
 def publish(topic: str, body: bytes) -> bytes:
     """``PUB``: one message."""
-    return b"PUB %b\n" % topic.encode() + sized(body)
+    return b"PUB %b\n%b%b" % (topic.encode(), len(body).to_bytes(4, "big"), body)
 
 
 def deferred_publish(topic: str, defer_ms: int, body: bytes) -> bytes:

@@ -106,6 +106,9 @@ def encode_frame(frame_type: int, data: bytes) -> bytes:
     return _HEAD.pack(len(data) + 4, frame_type) + data
 
 
+OK_FRAME: Final = encode_frame(RESPONSE, OK)
+
+
 class FrameBuffer:
     """Received bytes that have not been taken as frames yet.
 

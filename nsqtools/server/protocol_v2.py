@@ -23,7 +23,7 @@ from nsqtools.protocol.frames import (
     CLOSE_WAIT,
     ERROR,
     HEARTBEAT,
-    OK,
+    OK_FRAME,
     RESPONSE,
     RequestError,
     encode_frame,
@@ -53,7 +53,6 @@ from nsqtools.server.queues.topic import Topic
 
 # -- publishing ------------------------------------------------------------------------------------
 
-_OK_FRAME = encode_frame(RESPONSE, OK)
 # Publishes of one client that wait for the database. A client that sends more has to wait: two
 # transactions of `durable_store` have this size.
 _MAX_UNCONFIRMED_BYTES = 8 << 20
@@ -126,7 +125,7 @@ class PublishCommands:
             self._answer_later(stored, "PUB", topic.name, 1, size)
             return b""
         self.counts[topic.name] += 1
-        return _OK_FRAME
+        return OK_FRAME
 
     def publish(self, request: Request) -> int:
         """Execute PUB."""
@@ -223,7 +222,7 @@ class PublishCommands:
             self._answer_later(stored, command, topic.name, count, size)
             return
         self.counts[topic.name] += count
-        self._connection.send(_OK_FRAME)
+        self._connection.send(OK_FRAME)
 
     def _answer_later(
         self, stored: Future[None], command: str, topic: str, count: int, size: int
@@ -238,7 +237,7 @@ class PublishCommands:
         error = stored.exception()
         if error is None:
             self.counts[topic] += count
-            self._connection.answer(_OK_FRAME)
+            self._connection.answer(OK_FRAME)
         else:
             self._connection.refuse(
                 RequestError(f"E_{command}_FAILED", f"{command} failed {error}")
@@ -365,7 +364,7 @@ class ProtocolV2(ConnectionProtocol):
         self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
         self.connection.beat(self.terms.heartbeat_s, _HEARTBEAT_FRAME)
         if not identify.feature_negotiation:
-            self.connection.send(_OK_FRAME)
+            self.connection.send(OK_FRAME)
             return position
         reply = identify_reply(self.terms, self._options).encode()
         self.connection.send(encode_frame(RESPONSE, reply))
@@ -376,7 +375,7 @@ class ProtocolV2(ConnectionProtocol):
 
     def tls_is_up(self) -> None:
         """Confirm TLS with an OK inside it, and start compression."""
-        self.connection.send(_OK_FRAME)
+        self.connection.send(OK_FRAME)
         self._start_compression()
 
     def _start_compression(self) -> bool:
@@ -386,7 +385,7 @@ class ProtocolV2(ConnectionProtocol):
             self.connection.start_compression(DeflateCodec(self.terms.deflate_level))
         else:
             return False
-        self.connection.send(_OK_FRAME)
+        self.connection.send(OK_FRAME)
         return True
 
     def _auth(self, request: Request) -> int:
@@ -415,7 +414,7 @@ class ProtocolV2(ConnectionProtocol):
         target.add_consumer(subscription)
         self.subscription = subscription
         self.state = STATE_SUBSCRIBED
-        self.connection.send(_OK_FRAME)
+        self.connection.send(OK_FRAME)
         return request.position
 
     def _require_subscription(self, command: str, *allowed: int) -> ChannelSubscription:

@@ -33,12 +33,14 @@ import os
 import re
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import BuiltinMethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -179,6 +181,14 @@ class Deadline:
         return max(0.0, self._at - time.monotonic())
 
 
+class AtomicCalls(NamedTuple):
+    """The descriptor of a socket and its ``send`` and ``recv``."""
+
+    fileno: int
+    send: Callable[[bytes, int], int]
+    receive: Callable[[int], bytes]
+
+
 class Stream:
     """A connected stream, which `connect` makes and `close` ends."""
 
@@ -285,6 +295,16 @@ class Stream:
             if self._would_block(exc):
                 return 0
             raise _translate(exc, self.address) from exc
+
+    def atomic_calls(self) -> AtomicCalls | None:
+        """Return the calls of the socket, or None if they are not C code under the GIL.
+
+        No signal handler or greenlet runs within C code that does not block.
+        """
+        calls = self._socket.send, self._socket.recv
+        has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+        is_c_code = all(isinstance(call, BuiltinMethodType) for call in calls)
+        return AtomicCalls(self.fileno(), *calls) if has_gil and is_c_code else None
 
     def shutdown_write(self) -> None:
         """End our direction of the stream. The peer's direction can still be read."""

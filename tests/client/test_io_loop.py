@@ -81,6 +81,8 @@ def test_a_forked_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
         with Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1]) as consumer, \\
                 Producer(sys.argv[1]) as producer:
             producer.publish("t", b"x")
+            while producer._io.direct is None:  # a connection that is lent is copied, too
+                producer.publish("other", b"x")
             while not consumer.connections:
                 pass
             pid = os.fork()

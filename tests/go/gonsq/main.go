@@ -2,6 +2,9 @@
 //
 //	gonsq consume -topic=T -channel=C -nsqd=A,B [-workers=1] [-max-in-flight=2500] [-sleep=0s]
 //	gonsq publish -topic=T -nsqd=A [-window=64]      one message for each line of standard input
+//	gonsq lone -topic=T -nsqd=A [-workers=1] [-sleep=5s]
+//		each goroutine publishes one message after the other on a shared producer;
+//		prints publishes, median and 99th percentile in microseconds
 package main
 
 import (
@@ -11,7 +14,9 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"sort"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,7 +25,7 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		log.Fatal("gonsq consume|publish")
+		log.Fatal("gonsq consume|publish|lone")
 	}
 	flags := flag.NewFlagSet("gonsq", flag.ExitOnError)
 	topic := flags.String("topic", "", "")
@@ -28,7 +33,7 @@ func main() {
 	nsqd := flags.String("nsqd", "127.0.0.1:4150", "addresses, separated by commas")
 	workers := flags.Int("workers", 1, "")
 	maxInFlight := flags.Int("max-in-flight", 2500, "")
-	sleep := flags.Duration("sleep", 0, "time that the handler takes")
+	sleep := flags.Duration("sleep", 0, "time that the handler takes, or that lone publishes")
 	window := flags.Int("window", 64, "publishes that may wait for their answer")
 	flags.Parse(os.Args[2:])
 
@@ -41,8 +46,10 @@ func main() {
 		consume(config, *topic, *channel, addresses, *workers, *sleep)
 	case "publish":
 		publish(config, *topic, addresses[0], *window)
+	case "lone":
+		lone(config, *topic, addresses[0], *workers, *sleep)
 	default:
-		log.Fatal("gonsq consume|publish")
+		log.Fatal("gonsq consume|publish|lone")
 	}
 }
 
@@ -100,4 +107,36 @@ func publish(config *nsq.Config, topic, address string, window int) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+func lone(config *nsq.Config, topic, address string, workers int, duration time.Duration) {
+	producer, err := nsq.NewProducer(address, config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	producer.SetLoggerLevel(nsq.LogLevelError)
+	body := []byte(strings.Repeat("x", 200))
+	end := time.Now().Add(duration)
+	latencies := make([][]int, workers)
+	var group sync.WaitGroup
+	for worker := range latencies {
+		group.Add(1)
+		go func(worker int) {
+			defer group.Done()
+			for began := time.Now(); began.Before(end); began = time.Now() {
+				if err := producer.Publish(topic, body); err != nil {
+					log.Fatal(err)
+				}
+				latencies[worker] = append(latencies[worker], int(time.Since(began).Microseconds()))
+			}
+		}(worker)
+	}
+	group.Wait()
+	all := []int{}
+	for _, each := range latencies {
+		all = append(all, each...)
+	}
+	sort.Ints(all)
+	fmt.Println(len(all), all[len(all)/2], all[len(all)*99/100])
+	producer.Stop()
 }
