@@ -148,6 +148,55 @@ def _take(request: Request, size: int, code: str, text: str) -> tuple[bytes, int
     return data[position + 4 : after], after
 
 
+def read_publishes(
+    data: bytes, position: int, line: bytes, max_msg_size: int
+) -> tuple[list[bytes], int]:
+    """Read consecutive complete PUBs with the same line, at most `LARGE_COUNT`.
+
+    Return the messages and the position of the first other input.
+    """
+    bodies: list[bytes] = []
+    append, head_size, end = bodies.append, len(line) + 4, len(data)
+    while data.startswith(line, position) and len(bodies) < LARGE_COUNT:
+        body_at = position + head_size
+        size = int.from_bytes(data[body_at - 4 : body_at], "big")
+        after = body_at + size
+        if not 0 < size <= max_msg_size or after > end:
+            break
+        append(data[body_at:after])
+        position = after
+    return bodies, position
+
+
+def read_multi_publish(
+    data: bytes, position: int, max_body_size: int, max_msg_size: int
+) -> tuple[list[bytes], int]:
+    """Read the body of a complete, valid MPUB of at most `LARGE_COUNT` messages.
+
+    Return the messages and the position after them. For any other input, which `BodiesReader`
+    continues to read or refuses, return no messages.
+    """
+    messages_at = position + 8
+    size = int.from_bytes(data[position : position + 4], "big")
+    count = int.from_bytes(data[position + 4 : messages_at], "big")
+    is_whole = messages_at <= position + 4 + size <= len(data) and size <= max_body_size
+    if not is_whole or count > LARGE_COUNT:
+        return [], position
+    bodies: list[bytes] = []
+    append, unpack, last_at = bodies.append, _SIZE.unpack_from, len(data) - 4
+    after = messages_at
+    for _ in range(count):
+        if after > last_at:
+            return [], position
+        body_at = after + 4
+        size = unpack(data, after)[0]
+        after = body_at + size
+        if not 0 < size <= max_msg_size or after > len(data):
+            return [], position
+        append(data[body_at:after])
+    return bodies, after
+
+
 LARGE_COUNT = 1000  # A publish of more messages is handled in batches.
 # An object of bytes takes about 40 bytes in addition to its content. Below this average size that
 # overhead matters, and the messages stay in the bytes of the request.

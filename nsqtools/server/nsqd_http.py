@@ -189,7 +189,7 @@ class NsqdHTTP:
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if delay_s or not topic.started.is_set():
             return self._publish_deferred(topic, body, delay_s)
-        return self._respond(lambda: topic.publish_one(body))
+        return self._respond(lambda: topic.publish([body]))
 
     def _respond(
         self, publish: Callable[[], Future[None] | None]
@@ -224,7 +224,7 @@ class NsqdHTTP:
         if len(body) <= _MAX_BODY_AT_ONCE and topic.started.is_set():
             bodies = self._read_few(body, is_binary)
             if len(bodies) <= LARGE_COUNT:
-                return self._respond(lambda: topic.put(topic.new_messages(bodies)))
+                return self._respond(lambda: topic.publish(bodies))
         return self._publish_in_steps(topic, body, is_binary)
 
     async def _publish_deferred(self, topic: Topic, body: bytes, delay_s: float) -> Response:

@@ -39,7 +39,9 @@ from nsqtools.protocol.requests import (
     read_answers,
     read_body,
     read_message,
+    read_multi_publish,
     read_multi_publish_size,
+    read_publishes,
     read_request,
     topic_name,
 )
@@ -93,47 +95,52 @@ class PublishCommands:
         self._options = nsqd.options
         self._authorization = authorization
         self.arriving: tuple[Topic, BodiesReader] | None = None
-        # Line and topic of the last PUB, if such a line needs no further checks.
-        self._quick: tuple[bytes, Topic] | None = None
+        # Line and topic of the last PUB or MPUB, if such a line needs no further checks.
+        self._last: tuple[bytes, Topic] | None = None
         self.unconfirmed_bytes = 0
         self._confirmation: asyncio.Event | None = None
 
-    def quick_publish(self, data: bytes) -> bytes | None:
-        """Execute received bytes that are one PUB; return the answer, None for other input.
+    def publish_run(self, data: bytes, position: int) -> int:
+        """Execute PUBs, or one MPUB, to the topic of the last such command, if that needs no pause.
 
-        Most publishers wait for each answer, so most reads are one PUB.
+        Return the position after them. Commands that are incomplete or are refused remain.
         """
-        if self._quick is None or self.arriving is not None:
-            return None
-        line, topic = self._quick
-        if not data.startswith(line):
-            return None
-        size_at = len(line)
-        body_at = size_at + 4
-        size = len(data) - body_at
-        if size != int.from_bytes(data[size_at:body_at], "big"):
-            return None
-        if not 0 < size <= self._options.max_msg_size or topic.is_closed:
-            return None
-        if self._nsqd.health.low or self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
-            return None  # the publish is refused, or the client has to wait
+        if self._last is None or self.arriving is not None:
+            return position
+        line, topic = self._last
+        must_wait = self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES
+        if must_wait or topic.is_closed or self._nsqd.health.low:
+            return position
+        if not data.startswith(line, position):
+            return position
+        options = self._options
+        is_multi = line.startswith(b"M")
+        if is_multi:
+            bodies, end = read_multi_publish(
+                data, position + len(line), options.max_body_size, options.max_msg_size
+            )
+        else:
+            bodies, end = read_publishes(data, position, line, options.max_msg_size)
+        if not bodies:
+            return position
         try:
-            stored = topic.publish_one(data[body_at:])
+            stored = topic.publish(bodies)
         except BackendError:
-            return None  # nothing was stored: `publish` tries again and reports the error
-        if stored is not None:
-            self._answer_later(stored, "PUB", topic.name, 1, size)
-            return b""
-        self.counts[topic.name] += 1
-        return OK_FRAME
+            return position  # nothing was stored: the command is tried again, and refused
+        command, answers = ("MPUB", 1) if is_multi else ("PUB", len(bodies))
+        self._answer(stored, command, topic, len(bodies), end - position, answers)
+        return end
 
     def publish(self, request: Request) -> int:
         """Execute PUB."""
         _require_words("PUB", request, 2)
         topic, position = self._publish_one("PUB", topic_name("PUB", request.words[1]), request)
-        if self._authorization.servers is None and len(request.words) == 2:
-            self._quick = b"PUB %b\n" % request.words[1], topic
+        self._remember(request, topic)
         return position
+
+    def _remember(self, request: Request, topic: Topic) -> None:
+        if self._authorization.servers is None and len(request.words) == 2:
+            self._last = request.data[request.start : request.position], topic
 
     def _publish_one(
         self, command: str, name: str, request: Request, delay_s: float = 0.0
@@ -169,6 +176,7 @@ class PublishCommands:
         self._authorization.check("MPUB", name, "", request.start)
         topic = self._topic("MPUB", name, request.start)
         position = read_multi_publish_size(request, self._options.max_body_size)
+        self._remember(request, topic)
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
         return self.read_bodies(topic, reader, request.data, position)
 
@@ -216,28 +224,31 @@ class PublishCommands:
         self._answer(stored, command, topic, len(messages), size)
 
     def _answer(
-        self, stored: Future[None] | None, command: str, topic: Topic, count: int, size: int
+        self,
+        stored: Future[None] | None,
+        command: str,
+        topic: Topic,
+        count: int,
+        size: int,
+        answers: int = 1,
     ) -> None:
-        if stored is not None:
-            self._answer_later(stored, command, topic.name, count, size)
+        if stored is None:
+            self.counts[topic.name] += count
+            self._connection.send(OK_FRAME * answers)
             return
-        self.counts[topic.name] += count
-        self._connection.send(OK_FRAME)
-
-    def _answer_later(
-        self, stored: Future[None], command: str, topic: str, count: int, size: int
-    ) -> None:
         self.unconfirmed_bytes += size + _COMMAND_BYTES
-        stored.add_done_callback(partial(self._on_stored, command, topic, count, size))
+        stored.add_done_callback(
+            partial(self._on_stored, command, topic.name, count, size, answers)
+        )
 
     def _on_stored(
-        self, command: str, topic: str, count: int, size: int, stored: Future[None]
+        self, command: str, topic: str, count: int, size: int, answers: int, stored: Future[None]
     ) -> None:
         self.unconfirmed_bytes -= size + _COMMAND_BYTES
         error = stored.exception()
         if error is None:
             self.counts[topic] += count
-            self._connection.answer(OK_FRAME)
+            self._connection.answer(OK_FRAME * answers)
         else:
             self._connection.refuse(
                 RequestError(f"E_{command}_FAILED", f"{command} failed {error}")
@@ -310,11 +321,9 @@ class ProtocolV2(ConnectionProtocol):
         """Execute the command at a position, or consecutive FIN, TOUCH or REQ commands."""
         if (arriving := self.publishing.arriving) is not None:
             return self.publishing.read_bodies(*arriving, data, position)
-        if self.subscription is not None:
-            answers = read_answers(data, position)
-            if answers is not None:
-                self._apply_answers(self.subscription, *answers[:3])
-                return answers.position
+        after = self.execute_run(data, position)
+        if after > position:
+            return after
         request = read_request(data, position)
         command = request.words[0]
         if self._options.tls_required and self.connection.tls is None and command != b"IDENTIFY":
@@ -325,9 +334,14 @@ class ProtocolV2(ConnectionProtocol):
             raise RequestError("E_INVALID", b"invalid command " + command)
         return handler(self, request)
 
-    def quick(self, data: bytes) -> bytes | None:
-        """Execute received bytes that are one PUB; return the answer, None for other input."""
-        return self.publishing.quick_publish(data)
+    def execute_run(self, data: bytes, position: int) -> int:
+        """Execute consecutive FIN, TOUCH, REQ or publishes; return the position after them."""
+        if self.subscription is not None:
+            answers = read_answers(data, position)
+            if answers is not None:
+                self._apply_answers(self.subscription, *answers[:3])
+                return answers.position
+        return self.publishing.publish_run(data, position)
 
     @property
     def is_waiting(self) -> bool:

@@ -191,12 +191,13 @@ class QueueBacklog:
         memory.extend(messages)
         return Undo(count, None)
 
-    def put_one_in_memory(self, message: bytes) -> bool:
-        """Append a message if memory has room for it; return whether it has."""
-        memory = self._memory
-        if len(memory) >= self.mem_queue_size or (self.disk is not None and self.disk.has_unread):
+    def put_if_memory_has_room(self, messages: Sequence[bytes]) -> bool:
+        """Append messages if memory has room for all; return whether it has."""
+        memory, disk = self._memory, self.disk
+        fits = len(memory) + len(messages) <= self.mem_queue_size
+        if not fits or (disk is not None and disk.has_unread):
             return False
-        memory.append(message)
+        memory.extend(messages)
         return True
 
     def takes_all_in_memory(self, count: int) -> bool:

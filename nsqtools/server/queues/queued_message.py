@@ -243,48 +243,40 @@ class MessageIds:
 
     def __init__(self, node_id: int, after_ns: int = 0) -> None:
         self._node_id = node_id
-        self._tick = max(0, (after_ns >> 20) - _FIRST_TICK)
+        self._begin_tick(max(0, (after_ns >> 20) - _FIRST_TICK))
         self._next = _PER_TICK  # the next sequence number in the tick
-        # The first 13 digits of `take_one`, and the tick that they are for.
-        self._head, self._head_tick = b"", -1
 
-    def take_one(self, now_ns: int) -> bytes:
-        """Return a new id."""
-        tick = (now_ns >> 20) - _FIRST_TICK
-        if tick <= self._tick and self._next < _PER_TICK and self._head_tick == self._tick:
-            self._next += 1
-            return self._head + _SEQUENCES[self._next - 1]
-        [id_] = self.take(1, now_ns)
-        self._head, self._head_tick = id_[:13], self._tick
-        return id_
+    def _begin_tick(self, tick: int) -> None:
+        self._tick = tick
+        self._next = 0
+        # The last three digits are the sequence number. The others are equal within a tick.
+        self._head = b"%013x" % (tick << 10 | self._node_id)
 
     def reserve(self, count: int, now_ns: int) -> MessageIds:
         """Return a generator of the next ``count`` ids, for another thread to use later."""
         self._continue_at(now_ns)
         reserved = copy(self)
-        self._tick, self._next = divmod(self._tick * _PER_TICK + self._next + count, _PER_TICK)
+        tick, first = divmod(self._tick * _PER_TICK + self._next + count, _PER_TICK)
+        self._begin_tick(tick)
+        self._next = first
         return reserved
 
     def _continue_at(self, now_ns: int) -> None:
         tick = (now_ns >> 20) - _FIRST_TICK
         if tick > self._tick:
-            self._tick = tick
-            self._next = 0
+            self._begin_tick(tick)
 
     def take(self, count: int, now_ns: int) -> list[bytes]:
         """Return ``count`` new ids."""
         self._continue_at(now_ns)
         ids: list[bytes] = []
-        while count:
+        while len(ids) < count:
             if self._next == _PER_TICK:
-                self._tick += 1
-                self._next = 0
-            # The last three digits are the sequence number. The others are equal within a tick.
-            head = b"%013x" % (self._tick << 10 | self._node_id)
-            run = _SEQUENCES[self._next : self._next + count]
+                self._begin_tick(self._tick + 1)
+            head = self._head
+            run = _SEQUENCES[self._next : self._next + count - len(ids)]
             ids += [head + sequence for sequence in run]
             self._next += len(run)
-            count -= len(run)
         return ids
 
 

@@ -86,16 +86,15 @@ class Topic:
         now_ns = time.time_ns()
         return new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
 
-    def publish_one(self, body: bytes) -> Future[None] | None:
-        """Queue one new message, as `put` does. The fast way for a topic without channels."""
-        now_ns = time.time_ns()
-        [message] = new_messages([body], [self._ids.take_one(now_ns)], now_ns)
-        is_simple = not (self.store or self._flows or self.is_ephemeral or self._health.low)
-        if is_simple and self.backlog.put_one_in_memory(message):
-            self.message_count += 1
-            self.message_bytes += len(body)
+    def publish(self, bodies: Sequence[bytes]) -> Future[None] | None:
+        """Queue new messages, as `put` does. The fast way for a topic without channels."""
+        messages = self.new_messages(bodies)
+        is_simple = not (self.store or self._flows or self._health.low)
+        if is_simple and self.backlog.put_if_memory_has_room(messages):
+            self.message_count += len(messages)
+            self.message_bytes += sum(map(len, bodies))
             return None
-        return self.put([message])
+        return self.put(messages)
 
     async def put_in_steps(self, count: int, size: int, batches: Batches) -> Future[None] | None:
         """Queue a large publish, as `put` does, and let other work of the loop run in between.
