@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -46,9 +47,13 @@ def is_own_host(host: str, names: Collection[str]) -> bool:
     """
     name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
     name = name.lower().rstrip(".")
+    return bool(name) and (_is_local(name) or name in map(str.lower, names))
+
+
+@lru_cache(256)
+def _is_local(name: str) -> bool:
     try:
         ip_address(name.strip("[]"))
     except ValueError:
-        is_local = "." not in name or name.endswith(".localhost")
-        return bool(name) and (is_local or name in map(str.lower, names))
+        return "." not in name or name.endswith(".localhost")
     return True

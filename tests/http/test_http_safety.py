@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -127,6 +128,28 @@ def test_requests_may_come_in_pieces_and_who_reads_late_gets_all_answers_in_orde
         answer = client.socket.makefile("rb").read()
     assert re.findall(rb"plain; (version|charset)", answer) == [b"version", b"charset"] * 500
     assert len(answer) > 1 << 20
+
+
+def test_equal_heads_are_read_alike_wherever_the_requests_are_cut() -> None:
+    bodies: list[bytes | None] = []
+
+    def publish(request: server.Request) -> None:
+        bodies.append(request.body)
+
+    transport = Mock(get_extra_info=lambda name: None, is_closing=lambda: False)
+    api = server.HTTPApi({("POST", "/pub"): publish}, Mock(), {publish: 10})
+    http_server = server.HTTPServer(api, Mock(), None, server.Limits())
+    head = b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+    requests = [head + b"a1", head + b"a2", head.replace(b"2", b"1") + b"b", head + b"a3"]
+    stream = b"".join(requests)
+    for cut in range(len(stream)):
+        connection = server._Connection(http_server)
+        connection.connection_made(transport)
+        for piece in (stream[:cut], stream[cut:], *requests):
+            connection.data_received(piece)
+        assert bodies == [b"a1", b"a2", b"b", b"a3"] * 2, cut
+        bodies.clear()
+    assert len(http_server.heads) == 2
 
 
 def metric(page: str, sample: str) -> float:

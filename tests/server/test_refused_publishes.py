@@ -10,7 +10,7 @@ import pytest
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.disks import fill
 from plugins.raw_client import RawClient, mpub, sized, subscribed
-from plugins.servers import EmbeddedServer, Serve
+from plugins.servers import AnyNsqd, EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import OutputError
@@ -60,6 +60,26 @@ def test_a_refused_publish_stores_nothing(
     nsqd.start()
     for channel in ("a", "b"):
         assert all_messages(nsqd, channel, len(confirmed)) == sorted(confirmed)
+
+
+@pytest.mark.parametrize("kind", ["PUB", "MPUB"])
+def test_consecutive_publishes_are_stored_up_to_the_first_refused(
+    any_nsqd: AnyNsqd, kind: str
+) -> None:
+    nsqd = any_nsqd("-max-msg-size=10")
+
+    def command(body: bytes) -> bytes:
+        return mpub("t", [body]) if kind == "MPUB" else b"PUB t\n" + sized(body)
+
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(command(b"first"))  # creates the topic
+        assert client.read()[1] == b"OK"
+        commands = [command(body) for body in (b"a", b"b", b"too large a body", b"d")]
+        client.send(b"".join(commands))
+        answers = [client.read()[1] for _ in range(3)]
+    assert answers[:2] == [b"OK", b"OK"]
+    assert answers[2].startswith(b"E_BAD_MESSAGE %b message too big 16 > 10" % kind.encode())
+    assert nsqd.topic_stats("t")["depth"] == 3
 
 
 def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
