@@ -53,22 +53,27 @@ _INTERPRETERS = {
     **_named("deno pwsh powershell", _Interpreter("cC", first=True)),
     **_named("fish guile su runuser script", _Interpreter("cC", "gGsoO", mixed=True)),
     **_named(
-        "Rscript elixir groovy osascript mysql mariadb", _Interpreter("e", "huPD", mixed=True)
+        "Rscript R elixir groovy osascript mysql mariadb mongo mongosh",
+        _Interpreter("e", "huPD", mixed=True),
     ),
-    **_named("psql", _Interpreter("c", "dfvhpULoPFRT", mixed=True)),
+    **_named("psql duckdb", _Interpreter("c", "dfvhpULoPFRT", mixed=True)),
+    **_named("clickhouse-client", _Interpreter("q", "huCdt", mixed=True)),
+    **_named("tclsh expect gdb vim vi ex", _Interpreter("cx", "f", first=True)),
+    **_named("sqlite", _Interpreter("", first=True, mixed=True)),
 }
-_LONG_CODE = re.compile(r"--?(eval|print|command|execute|expression|source|run)", re.IGNORECASE)
+_LONG_CODE = re.compile(r"--?(eval|print|command|execute|expression|source|run|query)", re.I)
 _LONG_VALUE = re.compile(r"--(rcfile|init-file|require|import|loader|file|user|group|host|shell)")
 
 # Programs that run another one, after their own options.
 _WRAPPERS = _named(
     "env sudo doas nice ionice timeout nohup setsid stdbuf time chrt taskset chroot unshare nsenter"
     " setpriv gosu su-exec tini dumb-init flock xargs find busybox strace systemd-run docker podman"
-    " kubectl command exec",
+    " kubectl command exec unbuffer uv poetry pipx npx entr runcon firejail faketime systemd-cat"
+    " sshpass prlimit torsocks proxychains",
     _Interpreter(""),
 )
 _SCRIPT_OF = {"env": ("-S", "-vS", "--split-string"), "flock": ("-c", "--command")}
-_JOINING = ("ssh", "parallel", "watch", "eval")  # a shell reads their words again
+_JOINING = ("ssh", "parallel", "watch", "eval", "rsh", "tmux", "screen")  # a shell reads their words again
 
 
 def find_program_text(words: Sequence[str]) -> str | None:
@@ -84,14 +89,20 @@ def find_program_text(words: Sequence[str]) -> str | None:
             return word
         if name not in _WRAPPERS:
             return None
+        may_have_begun = False
         for at, word in enumerate(words):
-            if word.startswith(PLACE):  # as an option or a program
+            if word.startswith(PLACE) and not may_have_begun:  # as an option or a program
                 return word
-            if word.startswith(_SCRIPT_OF.get(name, "{}")):
+            if word.startswith(_SCRIPT_OF.get(name, ())):
                 return next((text for text in words[at : at + 2] if PLACE in text), None)
-            if _name_of(word) in (*_INTERPRETERS, *_JOINING) or shutil.which(word):
-                words = words[at:]
-                break
+            if _name_of(word) not in (*_INTERPRETERS, *_JOINING):
+                if not shutil.which(word):
+                    continue
+                if at and words[at - 1].startswith("-"):  # a program, or the user of sudo -u git
+                    may_have_begun = True
+                    continue
+            words = words[at:]
+            break
         else:
             return None
     return None

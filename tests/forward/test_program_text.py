@@ -52,6 +52,15 @@ sed -n -e 's/x/{}/p' file
 psql app -c "insert into t values ('{}')"
 mysql -u root app --execute 'x {}'
 pwsh -Command 'x {}'
+sqlite3 app.db "insert into t values ('{}')"
+duckdb app.db -c "insert into t values ('{}')"
+clickhouse-client --host db --query "insert into t values ('{}')"
+mongosh app --eval 'x("{}")'
+expect -c 'send {}'
+uv run python -c 'x("{}")'
+tmux new-session -d 'x {}'
+sudo -iu sort psql -c 'x {}'
+sudo -u sort -n bash -c 'x {}'
 """
 
 READS_IT = """
@@ -75,6 +84,8 @@ awk '{print}' {}
 sed s/a/b/ {}
 psql app -v 'user={}' -f insert.sql
 curl -d {} http://127.0.0.1/
+sudo -n sort -t {}
+logger -t sh {}
 """
 
 
