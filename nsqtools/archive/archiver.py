@@ -43,9 +43,10 @@ from nsqtools.archive.topic_writer import (
     WriteFailed,
 )
 from nsqtools.client.backlog import Backlog
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.consumer import Consumer, make_consumer, start_all
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import ChangeLog, ConsumedTopics
+from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.files.durable import OBSTACLE_ERRORS
 from nsqtools.protocol.names import Address

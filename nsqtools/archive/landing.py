@@ -143,7 +143,7 @@ class Lander:
                 new_drafts = writer.write(archive, parquet_stem(archive, self.table.plan.host))
                 # An earlier run with --format raw may have left the log.
                 if any(draft.file.partition["topic"] is None for draft in new_drafts):
-                    reason = "it has bare bodies, which name no topic"
+                    reason = "it has bare bodies, which have no topic"
                     raise NotUploadable(errno.EINVAL, reason, str(path))
                 drafts += new_drafts
                 logs.append(str(path))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.connecting import rng, thread_pool
 from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
@@ -36,6 +37,9 @@ EARLY_AFTER_S = 1.0
 EARLY_ROUNDS_APART_S = 5.0
 # A request's own time limit does not cover resolving the name and starting the thread.
 MARGIN_S = 0.5
+
+# Shared, because a thousand topics may ask the same nsqlookupd.
+_failures = ChangeLog()
 
 
 class Discovery:
@@ -151,9 +155,9 @@ class Discovery:
         round_.missing -= 1
         if isinstance(answer, NsqError):
             round_.errors.append(answer)
-            _report_failure(url, answer)
+            _failures.report(url, f"lookup failed: {answer}")
         else:
-            _reported_failures.pop(url, None)
+            _failures.resolve(url)
             if answer.is_known:
                 self._lacking_topic.discard(url)
             elif url not in self._lacking_topic:
@@ -169,7 +173,7 @@ class Discovery:
         for url in self._unanswered:
             late = DeadlineExceeded(f"{shown_url(url)} did not answer in time")
             round_.errors.append(late)
-            _report_failure(url, late)
+            _failures.report(url, f"lookup failed: {late}")
         self._end_round(round_)
 
     def _end_round(self, round_: _Round) -> None:
@@ -184,17 +188,6 @@ def _registered_nsqd(client: NsqlookupdHTTPClient) -> Lookup:
     """Return all nsqd except those with only tombstoned topics, which are being drained."""
     nodes = [node for node in client.nodes() if not node.topics or node.topics > node.tombstoned]
     return Lookup(True, frozenset(), frozenset(node.node for node in nodes))
-
-
-# The last error of each failing nsqlookupd. Shared, because a thousand topics may ask the same one.
-_reported_failures: dict[str, str] = {}
-
-
-def _report_failure(url: str, error: NsqError) -> None:
-    """Log a failure as a warning when it begins or changes, and otherwise at level INFO."""
-    is_repeated = _reported_failures.get(url) == str(error)
-    log.log(logging.INFO if is_repeated else logging.WARNING, "lookup failed: %s", error)
-    _reported_failures[url] = str(error)
 
 
 @dataclass(slots=True, eq=False)

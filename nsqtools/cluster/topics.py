@@ -39,6 +39,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from itertools import chain
 
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -390,33 +391,6 @@ class UnlistedTopics:
 
 
 log = logging.getLogger("nsqtools")
-
-
-class ChangeLog:
-    """Log a problem when it begins, changes or ends, and not each time that it is met again.
-
-    What is tried again every few seconds would otherwise fill the log with one line. A key names
-    the subject of a problem: a topic, an address.
-    """
-
-    def __init__(self) -> None:
-        self._reported: dict[str, str] = {}
-
-    def report(self, key: str, text: str) -> None:
-        """Log the problem of a key, unless it is the one that was reported last."""
-        if self._reported.get(key) != text:
-            self._reported[key] = text
-            log.warning("%s", text)
-
-    def resolve(self, key: str, text: str = "") -> None:
-        """Forget the problem of a key; log ``text`` if there was one."""
-        if self._reported.pop(key, None) is not None and text:
-            log.warning("%s", text)
-
-    def retain(self, keys: Iterable[str], text: str) -> None:
-        """Resolve the problems of all other keys; ``{}`` in ``text`` becomes the key."""
-        for key in set(self._reported).difference(keys):
-            self.resolve(key, text.format(key))
 
 
 # Conditions are checked five times a second: a lost connection leads to a question within 0.2 s,

@@ -47,10 +47,10 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.client.attempts import MAX_RECORDS, Attempts, Key, keys_of
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked

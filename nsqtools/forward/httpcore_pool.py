@@ -32,6 +32,7 @@ from nsqtools.forward.http_pool import (
     is_allowed,
 )
 from nsqtools.forward.http_requests import HttpRequest, split_url
+from nsqtools.http.exchange import with_time_shares
 from nsqtools.http.loop_meter import MeteredLoop
 from nsqtools.transport.stream import TLSOptions, renewed_context
 
@@ -74,17 +75,13 @@ class _Network(httpcore.AnyIOBackend):
             raise httpcore.ConnectError(str(exc)) from exc
         ips = [str(info[4][0]) for info in infos]
         ips = [ip for ip in ips if is_allowed(ip, allows_private=self._allows_private)]
-        # An address that drops packets must leave time for the others.
-        for left in range(len(ips), 0, -1):
-            share_s = max(0.001, (ends_at_s - loop.time()) / left)
+        error: Exception = _Forbidden(PRIVATE)
+        for ip, share_s in with_time_shares(ips, lambda: ends_at_s - loop.time()):
             try:
-                return await super().connect_tcp(
-                    ips[-left], port, share_s, local_address, socket_options
-                )
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                if left == 1:
-                    raise
-        raise _Forbidden(PRIVATE)
+                return await super().connect_tcp(ip, port, share_s, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
+                error = exc
+        raise error
 
 
 class _Transfer:

@@ -73,7 +73,15 @@ _WRAPPERS = _named(
     _Interpreter(""),
 )
 _SCRIPT_OF = {"env": ("-S", "-vS", "--split-string"), "flock": ("-c", "--command")}
-_JOINING = ("ssh", "parallel", "watch", "eval", "rsh", "tmux", "screen")  # a shell reads their words again
+_JOINING = (
+    "ssh",
+    "parallel",
+    "watch",
+    "eval",
+    "rsh",
+    "tmux",
+    "screen",
+)  # a shell reads their words again
 
 
 def find_program_text(words: Sequence[str]) -> str | None:

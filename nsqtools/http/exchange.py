@@ -13,7 +13,7 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -188,6 +188,17 @@ def _left_s(timeout_s: float | None) -> float:
     return left_s if timeout_s is None else min(left_s, timeout_s)
 
 
+def with_time_shares(
+    ips: Sequence[str], remaining_s: Callable[[], float]
+) -> Iterator[tuple[str, float]]:
+    """Pair each address with its share of the remaining time, in seconds.
+
+    An address that drops packets leaves time for the others.
+    """
+    for left, ip in zip(range(len(ips), 0, -1), ips, strict=True):
+        yield ip, max(0.001, remaining_s() / left)
+
+
 class _Network(httpcore.SyncBackend):
     def connect_tcp(
         self,
@@ -204,17 +215,16 @@ class _Network(httpcore.SyncBackend):
             raise httpcore.ConnectTimeout(str(exc)) from exc
         except OSError as exc:
             raise httpcore.ConnectError(str(exc)) from exc
-        # An address that drops packets must leave time for the others.
-        for left in range(len(addresses), 0, -1):
-            ip, share_s = addresses[-left][4][0], max(0.001, deadline.remaining_s() / left)
+        error: Exception = httpcore.ConnectError(f"{host} has no address")
+        ips = [str(address[4][0]) for address in addresses]
+        for ip, share_s in with_time_shares(ips, deadline.remaining_s):
             try:
                 stream = super().connect_tcp(ip, port, share_s, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                if left == 1:
-                    raise
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
+                error = exc
             else:
                 return _Stream(stream)
-        raise httpcore.ConnectError(f"{host} has no address")
+        raise error
 
 
 class _Stream(httpcore.NetworkStream):

@@ -15,11 +15,11 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import EarlierTotals, RecentTotals
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
-from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import is_limit
 
 log = logging.getLogger("nsqtools")

@@ -3,7 +3,6 @@
 What is refused is in the transcripts.
 """
 
-import logging
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
-from nsqtools.client import discovery
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster import topics
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
@@ -27,7 +25,7 @@ from nsqtools.cluster.topics import (
     check_subscription,
     inspect_topic,
 )
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.http.http_api import HTTPAccess
 
 
@@ -83,16 +81,6 @@ def test_a_problem_is_logged_when_it_begins_changes_and_ends_also_for_a_thousand
 
     reported = ["a:4161 refuses", "b:4161 is slow", "a:4161 is slow", "a:4161 answers again"]
     assert caplog.messages == reported
-
-    caplog.clear()
-    monkeypatch.setattr(discovery, "_reported_failures", {})
-    caplog.set_level(logging.INFO)
-    for _ in range(1000):
-        discovery._report_failure("http://a:4161", ConnectionFailed("refused"))
-    discovery._report_failure("http://a:4161", ConnectionFailed("slow"))
-
-    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert warned == ["lookup failed: refused", "lookup failed: slow"]
 
 
 # -- who waits for a channel to be empty does not wait for a topic that no nsqd has

@@ -93,7 +93,7 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
 
 def test_what_cannot_be_replayed_shows_early_and_parquet_is_cut_for_slots(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
-    with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
+    with pytest.raises(ConfigurationError, match="bare bodies, which have no topic"):
         job(ReplayRequest((LocalPlace(tmp_path / "a.log"),)), tmp_path)
     job(ReplayRequest((LocalPlace(tmp_path / "a.log"),), {"": "again"}), tmp_path)
     assert [partition_bytes(mib << 20, 2) >> 20 for mib in (0, 160, 1 << 20)] == [8, 20, 64]

@@ -102,12 +102,12 @@ def to_exec(
 
     The body is on standard input; NSQ_TOPIC, NSQ_CHANNEL, NSQ_MESSAGE_ID, NSQ_TIMESTAMP (in
     nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell; with --arg, a script
-    gets the body as an argument (sh -c 'echo "$1"' sh {}), never as a part of it. A body that begins
-    with - may be an option of the command unless -- precedes {}. Status 75
-    requeues the message and slows down, any other requeues it until --max-attempts. If a batch
-    fails, it is run again in halves until the bad message is alone. A message is touched while its
-    command runs, and no command outlives this program. Filtered messages are finished. A body that
-    is not JSON where --where or --pick needs JSON becomes a dead letter, or is requeued.
+    gets the body as an argument (sh -c 'echo "$1"' sh {}), never as a part of it. A body that
+    begins with - may be an option of the command unless -- precedes {}. Status 75 requeues the
+    message and slows down, any other requeues it until --max-attempts. If a batch fails, it is run
+    again in halves until the bad message is alone. A message is touched while its command runs, and
+    no command outlives this program. Filtered messages are finished. A body that is not JSON where
+    --where or --pick needs JSON becomes a dead letter, or is requeued.
 
     The exit status is 6 if there are dead letters, or if a limit ended the run while failed
     messages were back in their queue.

@@ -174,7 +174,7 @@ class ArchiveOptions(OptionSet):
         )
         if self.store is not StoreKind.file:
             if self.format is RecordFormat.raw:
-                raise ConfigurationError("a table needs --format jsonl: raw files name no topic")
+                raise ConfigurationError("a table needs --format jsonl: raw files have no topics")
             if rotation == Rotation():
                 rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
             # --output-dir is the table, and its logs are in a directory below it or in --work-dir.
@@ -263,7 +263,7 @@ class ArchiveOptions(OptionSet):
 
         if self.upload_hive and archive.format is RecordFormat.raw:
             raise ConfigurationError(
-                "--upload-hive needs --format jsonl: raw files name no topic",
+                "--upload-hive needs --format jsonl: raw files have no topics",
                 hint="Put the topic in --filename-format instead.",
             )
         place.require()

@@ -51,7 +51,7 @@ from nsqtools.archive.finding import committed_names
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_errors
 from nsqtools.archive.slices import prepare_table
-from nsqtools.cluster.topics import ChangeLog
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of

@@ -205,7 +205,7 @@ class ReplayJob:
             warn_of_bare_bodies(self._inputs, request.within)
         elif has_bare_bodies(self._inputs):
             raise ConfigurationError(
-                "the files hold bare bodies, which name no topic", hint="Give --topic."
+                "the files have bare bodies, which have no topic", hint="Give --topic."
             )
 
     def open(self, spark: SparkSession) -> None:

@@ -212,7 +212,7 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
 
     assert ([each.rows for each in files], list(refused)) == ([1], [damaged, bare])
     assert "it is damaged" in refused[damaged]
-    assert refused[bare] == "it has bare bodies, which name no topic"
+    assert refused[bare] == "it has bare bodies, which have no topic"
     assert (damaged.exists(), bare.exists(), good.exists()) == (True, True, False)
 
 
