@@ -225,9 +225,8 @@ class Archiver:
         # Starts a thread now: without one, no topic could end.
         Task(self._pool, lambda: None).soon()
         try:
+            self._settings.directories.prepare()
             with translating_errors("use", self._settings.directories.work):
-                self._settings.directories.make()
-                self._settings.directories.try_out()
                 for path in recover(self._settings.directories):
                     self._on_finished(path)
             self._start_all(self._topics.given, fail_fast=True)

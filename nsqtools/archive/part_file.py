@@ -46,6 +46,7 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.members import Compressor, CompressorFactory, scan_members
+from nsqtools.archive.place import translating_errors
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import (
     DISK_FULL_ERRORS,
@@ -220,6 +221,12 @@ class Directories:
     @property
     def file_mode(self) -> int:
         return 0o640 if self.chosen_file_mode is None else self.chosen_file_mode
+
+    def prepare(self) -> None:
+        """Create the directories that are missing, and try both out. Raises `OutputError`."""
+        with translating_errors("use", self.work):
+            self.make()
+            self.try_out()
 
     def make(self) -> None:
         """Create the directories that are missing. Raises ``OSError``."""
