@@ -37,6 +37,7 @@ from nsqtools.server.job_nsqd import JobChannel, JobMessage
 # nsqd writes 16 hexadecimal digits. The first is below 4 here: the database keeps an id as an
 # integer of 63 bits, next to row numbers that grow beyond the largest id.
 _NSQD_ID = re.compile(rb"[0-3][0-9a-f]{15}")
+REPORTED_AFTER_S = 5.0  # without a consumer; users who see nothing for a minute suspect a fault
 _REPORTED_NEW_IDS = 10  # lines of output; a replay of another cluster may change every id
 
 
@@ -98,6 +99,7 @@ class ChannelPublisher(Publisher):
         self._report = report
         self._joined: set[tuple[str, str]] = set()
         self._consumers_seen_s: dict[tuple[str, str], float] = {}
+        self._reported: set[tuple[str, str]] = set()  # channels without consumers
         self._resumes = resumes
         self._note_number, note = self._nsqd.read_note()
         stored = json.loads(note) if note and resumes else {}
@@ -300,5 +302,12 @@ class ChannelPublisher(Publisher):
             key = counts.topic, counts.channel
             if counts.consumers:
                 self._consumers_seen_s[key] = now_s
-            elif now_s - self._consumers_seen_s.setdefault(key, now_s) >= self._wait_s:
+                continue
+            alone_s = now_s - self._consumers_seen_s.setdefault(key, now_s)
+            if alone_s >= self._wait_s:
                 self.abandoned = counts
+            elif alone_s >= REPORTED_AFTER_S and key not in self._reported:
+                self._reported.add(key)
+                self._report(
+                    f"waiting for consumers of {'/'.join(key)}: most ask nsqlookupd every minute"
+                )

@@ -31,7 +31,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import OutputError, PublishError
-from nsqtools.one_channel import channel_drain, temporary_nsqd
+from nsqtools.one_channel import channel_drain, channel_publisher, temporary_nsqd
 from nsqtools.one_channel.channel_drain import plan_channel_moves
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
@@ -182,8 +182,13 @@ def test_messages_that_a_full_disk_refuses_are_in_the_unsent_file(
 
 @pytest.mark.parametrize("others", [False, True])
 def test_a_run_without_consumers_ends_and_the_next_one_continues(
-    orders: Consumed, run_nsq: RunNsq, tmp_path: Path, others: bool
+    orders: Consumed,
+    run_nsq: RunNsq,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    others: bool,
 ) -> None:
+    monkeypatch.setattr(channel_publisher, "REPORTED_AFTER_S", 0.0)
     archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, kind="new")
     place = tmp_path / "place"
 
@@ -193,6 +198,7 @@ def test_a_run_without_consumers_ends_and_the_next_one_continues(
 
     status, stderr = run(archive, "--wait", "0.2s", "--max-depth", 3)
     assert status == 7
+    assert stderr.count("waiting for consumers of orders/billing: most ask nsqlookupd") == 1
     assert "no consumer of orders/billing connected within 200ms" in stderr
     assert stderr.endswith(f"nsq: {place} has 3 messages, and how far this came: run it again\n")
 
