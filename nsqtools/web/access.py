@@ -8,9 +8,9 @@ and programs do not send. Addresses and names without a dot cannot be rebound.
     await authenticate(request)  the user; "" for everyone if no users are configured
 
 A secret of ``--users``, a password of ``--auth`` or a header of a trusted proxy identifies the
-user. HTTP basic authentication works in browsers and scripts, and needs no session that could be
-stolen. Headers about user and address are trusted only from ``--trusted-proxy``, because others can
-forge them. ``--users`` is the file of `nsq authd`; that of ``--auth`` has a line ``USER:HASH`` for
+user. Scripts use HTTP basic authentication, and browsers log in by a form (`sessions`). Headers
+about user and address are trusted only from ``--trusted-proxy``, because others can forge them.
+``--users`` is the file of `nsq authd`; that of ``--auth`` has a line ``USER:HASH`` for
 each user, with hashes by scrypt:
 
     ann:scrypt$16384$8$1$SALT$HASH      base64, from `nsq web --print password`
@@ -41,6 +41,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import ReloadedValue, open_to_read, warn_of_exposure
 from nsqtools.http.cross_site import cross_site_refusal, is_own_host
 from nsqtools.protocol.names import http_url
+from nsqtools.web.sessions import COOKIE, Sessions
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -182,6 +183,7 @@ class Identities:
         self._passwords = PasswordFile(settings.auth_file) if settings.auth_file else None
         self._authority = Authority(settings.users_file) if settings.users_file else None
         self._key = os.urandom(32)
+        self.sessions = Sessions()
 
     def real_address(self, peer: str, forwarded: str) -> str:
         """Return the client's address: the peer, or the last one in X-Forwarded-For of no proxy."""
@@ -195,10 +197,17 @@ class Identities:
             address = str(previous)
         return address
 
-    async def authenticate(self, request: Request) -> User | None:
-        """Return the user of a request, None if a login is needed. Raises `TooManyFailures`."""
+    async def authenticate(self, request: Request, authorization: str = "") -> User | None:
+        """Return the user of a request, None if a login is needed. Raises `TooManyFailures`.
+
+        ``authorization`` replaces the header of the request and that of its session.
+        """
         settings, headers, name = self._settings, request.headers, ""
-        authorization = headers.get("authorization", "")
+        authorization = (
+            authorization
+            or headers.get("authorization", "")
+            or self.sessions.authorization(request.cookies.get(COOKIE, ""))
+        )
         address = request.client.host if request.client else ""
         entry = None
         if self._is_proxy(request.scope["nsq.peer"]):

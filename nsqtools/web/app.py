@@ -25,6 +25,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -54,11 +55,14 @@ from nsqtools.web.access import (
     refusal_reason,
 )
 from nsqtools.web.actions import WebContext
-from nsqtools.web.pages.site import Packed, Site, packed_response
+from nsqtools.web.pages import login
+from nsqtools.web.pages.site import Addresses, Packed, Site, packed_response
+from nsqtools.web.sessions import COOKIE, authorization_of
 
 MAX_BODY_BYTES = 1 << 20
 
 REFUSED = (401, 403, 413, 429)
+TOO_MANY = "too many wrong passwords"
 
 LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
@@ -88,7 +92,9 @@ class Console:
         settings = context.settings
         # In addition, addresses and names without a dot are allowed.
         self._names = {settings.host, socket.gethostname(), *settings.allowed_hosts}
-        self._ping_path = f"{settings.base_path}/ping"
+        self._to = Addresses(settings.base_path)
+        self._ping_path, self._static_path = self._to.page("/ping"), self._to.page("/static/")
+        self._login_paths = self._to.page("/login"), self._to.page("/logout")
         self._notices = Notices()
         # Requests in progress.
         self._count = 0
@@ -151,7 +157,7 @@ class Console:
             messages.append(message)
 
         with self._counted(scope):
-            refusal = scope["nsq.refused"] = await self._refuse(scope, is_too_large=body is None)
+            refusal = scope["nsq.refused"] = await self._refuse(scope, body)
             await (refusal or self._app_of(scope))(scope, receive, send)
         return messages
 
@@ -189,31 +195,52 @@ class Console:
         finally:
             self._count -= 1
 
-    async def _refuse(self, scope: Scope, *, is_too_large: bool) -> Response | None:
+    async def _refuse(self, scope: Scope, body: bytes | None) -> Response | None:
+        """Return the response to a request that gets to no route: a refusal, or a login."""
         request = Request(scope)
         if reason := refusal_reason(request.method, request.headers, self._names):
             return _answer(scope, reason, 403)
-        if is_too_large:
+        if body is None:
             return _answer(scope, "the request is too large", 413)
-        # Load balancers query it without a login.
-        if scope["path"] == self._ping_path:
+        path = scope["path"]
+        # Load balancers query it without a login, and the page of the login needs its style.
+        if path == self._ping_path or path.startswith(self._static_path):
             return None
         try:
+            if self._context.settings.has_login and path in self._login_paths:
+                return await self._log_in_or_out(request, body)
             user = await self._context.identities.authenticate(request)
         except TooManyFailures as exc:
             wait = {"Retry-After": str(int(exc.args[0]) + 1)}
-            return _answer(scope, "too many wrong passwords", 429, wait)
+            return _answer(scope, TOO_MANY, 429, wait)
         if user is None:
-            return _answer(scope, "log in", 401, LOG_IN)
+            is_form = self._context.settings.has_login and login.is_browser(request)
+            return login.to_login(request, self._to) if is_form else _refuse_login(scope)
         scope["nsq.user"] = user
         return None
+
+    async def _log_in_or_out(self, request: Request, body: bytes) -> Response:
+        sessions, to = self._context.identities.sessions, self._to
+        is_login = request.url.path == self._login_paths[0]
+        if request.method != "POST":
+            return login.login_page(request, to, {}) if is_login else RedirectResponse(to.page("/"))
+        sessions.end(request.cookies.get(COOKIE, ""))
+        if not is_login:
+            return login.logged_out(to)
+        fields = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=None))
+        authorization = request.scope["nsq.authorization"] = authorization_of(fields)
+        if await self._context.identities.authenticate(request, authorization) is None:
+            return login.login_page(request, to, fields, "Wrong user or password")
+        token = sessions.begin(authorization)
+        return login.logged_in(fields, to, token, is_secure=self._scheme == "https")
 
     def _log_refusal(self, request: Request, status: int) -> None:
         scope, address = request.scope, request.client.host if request.client else ""
         if "nsq.user" in scope:
             name = scope["nsq.user"].name
         else:
-            credentials = basic_credentials(request.headers.get("authorization", ""))
+            header = scope.get("nsq.authorization") or request.headers.get("authorization", "")
+            credentials = basic_credentials(header)
             name = credentials[0] if credentials else ""
         # A browser always sends a request without credentials before it logs in.
         if status == 401 and not name:
@@ -308,6 +335,10 @@ def routed(context: WebContext) -> ASGIApp:
         routes = [to_pages, Mount(base, routes=routes)]
     handlers: dict[Any, Any] = {NsqError: site.failed, HTTPException: site.failed}
     return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _refuse_login(scope: Scope) -> Response:
+    return _answer(scope, "log in", 401, LOG_IN)
 
 
 def _answer(

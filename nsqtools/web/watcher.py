@@ -20,6 +20,7 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import EarlierTotals, RecentTotals
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+from nsqtools.cluster.waiting_ages import WaitingAges
 from nsqtools.errors import is_limit
 
 log = logging.getLogger("nsqtools")
@@ -40,6 +41,7 @@ class Watcher:
         self.history = History(interval_s=refresh_s)
         self.sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0
+        self.ages = WaitingAges()
         self._past = RecentTotals()
         self._changed = threading.Lock()
         self._stopped = threading.Event()
@@ -115,6 +117,7 @@ class Watcher:
         self._log_failures(sample)
         with self._changed:
             self._past.add(sample)
+            self.ages.add(sample.at_s, sample.rows)
             self.latest = sample
             self._wake()
 

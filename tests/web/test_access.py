@@ -8,13 +8,15 @@ import signal
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from unittest.mock import Mock
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
-from plugins.console import MakeConsole, ask
+from plugins.console import Answer, MakeConsole, ask
 from plugins.waiting import patience_s, wait_until
+from starlette.requests import Request
 
 from nsqtools.authd.passwords import (
     FREE_FAILURES,
@@ -26,10 +28,12 @@ from nsqtools.authd.passwords import (
 from nsqtools.web.access import (
     Identities,
     PasswordFile,
+    User,
     WebSettings,
     basic_credentials,
     parse_networks,
 )
+from nsqtools.web.sessions import COOKIE, IDLE_S, Sessions
 
 NOBODY = "--nsqd-http-address=127.0.0.1:1"
 
@@ -115,6 +119,65 @@ def test_a_password_is_asked_for_and_wrong_ones_slow_down(
     assert len(statuses) > FREE_FAILURES
     # who knows the password is not locked out by others at the same address
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
+
+
+def test_a_browser_logs_in_by_a_form_and_out_by_a_button(
+    console: MakeConsole, users: Callable[..., Path]
+) -> None:
+    running = console(NOBODY, "--auth", str(users(ann="s3cret", bob="x")), "--base-path", "/nsq")
+    page = {"Accept": "text/html,*/*"}
+
+    led = running.get("/?q=a%20b", headers=page)
+    assert (led.status, led.headers["location"]) == (303, "/nsq/login?next=%2Fnsq%2F%3Fq%3Da%2520b")
+    form = ask(urljoin(running.url, led.headers["location"]))
+    assert (form.status, 'value="/nsq/?q=a%20b"' in form.text) == (200, True)
+    assert "www-authenticate" not in {**led.headers, **form.headers}
+    assert running.get("/static/console.css").status == 200
+
+    def log_in(password: str, target: str = "/nsq/?q=a%20b") -> Answer:
+        return running.post(
+            "/login", urlencode({"user": "ann", "password": password, "next": target})
+        )
+
+    wrong = log_in("wrong")
+    assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
+    assert ('value="ann"' in wrong.text, "s3cret" in wrong.text) == (True, False)
+    wait_until(lambda: "refused 'ann' at 127.0.0.1: POST /nsq/login" in running.log, what="log")
+    for target in ("https://evil.example/", "//evil.example", "/\\evil.example", ""):
+        assert log_in("s3cret", target).headers["location"] == "/nsq/"
+    right = log_in("s3cret")
+    assert (right.status, right.headers["location"]) == (303, "/nsq/?q=a%20b")
+    cookie = right.headers["set-cookie"]
+    assert {"HttpOnly", "Path=/nsq/", "SameSite=lax"} < set(cookie.split("; "))
+    session = {"Cookie": cookie.partition(";")[0]}
+    assert (shown := running.get("/", headers=session | page)).status == 200
+    assert 'action="/nsq/logout"' in shown.text
+    assert (
+        running.post("/logout", headers=session | {"Origin": "http://evil.example"}).status == 403
+    )
+
+    assert running.get("/", headers=session).status == 200
+    out = running.post("/logout", headers=session)
+    assert (out.status, out.headers["location"]) == (303, "/nsq/login")
+    assert running.get("/", headers=session).status == 401
+
+
+def test_a_session_ends_with_its_user_and_without_use(users: Callable[..., Path]) -> None:
+    clock = Mock(return_value=0.0)
+    sessions = Sessions(clock)
+    token = sessions.begin("Basic x")
+    clock.return_value += IDLE_S
+    assert (sessions.authorization(token), sessions.authorization("")) == ("Basic x", "")
+    clock.return_value += IDLE_S + 1
+    assert sessions.authorization(token) == ""
+
+    identities = Identities(WebSettings(auth_file=users(ann="one", bob="two")))
+    token = identities.sessions.begin(basic("ann", "one")["Authorization"])
+    scope = {"type": "http", "headers": [(b"cookie", f"{COOKIE}={token}".encode())]}
+    request = Request(scope | {"client": ("127.0.0.1", 1), "nsq.peer": "127.0.0.1"})
+    assert asyncio.run(identities.authenticate(request)) == User("ann")
+    users(bob="two")
+    assert asyncio.run(identities.authenticate(request)) is None
 
 
 class Guesser:

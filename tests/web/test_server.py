@@ -241,7 +241,7 @@ def test_an_nsqd_that_is_not_well_is_not_said_to_be_silent(
     at = f"--nsqd-http-address={nsqd.http_address}"
     assert "NOK - open" in run_nsq(["ping", at]).out.decode()
     running = console(at, "--refresh=100ms")
-    pages = {"/nodes": "not well", f"/nodes/{nsqd.http_address}": "It is not well.</b> NOK - open"}
+    pages = {"/nodes": "not well", f"/nodes/{nsqd.http_address}": "It is not well:</b> NOK - open"}
     for page, told in pages.items():
         wait_until(lambda page=page, told=told: told in running.get(page).text, what=told)
 

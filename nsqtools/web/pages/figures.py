@@ -26,7 +26,7 @@ def rate(per_s: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """Return a latency or an age, in the unit that fits: ``1.2 ms``, ``3.0 s``, ``2h5m``."""
+    """Return a latency, in the unit that fits: ``1.2 ms``, ``3.0 s``, ``2h5m``."""
     if value_s is None:
         return UNKNOWN
     if value_s == 0:
@@ -41,8 +41,8 @@ def seconds(value_s: float | None) -> str:
 
 
 def age(value_s: float) -> str:
-    """Return a duration until now. It is never negative, although clocks differ."""
-    return seconds(max(0.0, float(int(value_s))))
+    """Return a duration until now: ``12s``, ``4m``. Clocks differ, so it may be below 0."""
+    return duration_text(value_s) if value_s >= 60 else f"{max(0, int(value_s))}s"
 
 
 def percent(value: float) -> str:

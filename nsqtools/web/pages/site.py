@@ -74,7 +74,8 @@ class Site:
         watcher = self.context.watcher
         sample = watcher.latest
         if sample is not None and self._snapshot.sample is not sample:
-            self._snapshot = Snapshot(sample, watcher.earlier(sample))
+            oldest_s = watcher.ages.oldest_s
+            self._snapshot = Snapshot(sample, watcher.earlier(sample), oldest_s)
         return self._snapshot
 
     def recent(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
@@ -96,11 +97,12 @@ class Site:
             "to": self.to,
             "trend": self.trend,
             "title": title,
-            "theme": _theme(request),
+            "theme": theme_of(request),
             "interval_s": context.watcher.interval_s,
             "is_slowed": context.watcher.is_slowed,
             "is_read_only": not context.user(request).may_change,
             "shows_messages": context.settings.show_messages,
+            "has_login": context.settings.has_login,
             "snapshot": snapshot,
             "answering": len(snapshot.reports),
             "silent": len(failed - lookupds),
@@ -172,7 +174,7 @@ class Site:
 
         query = [item for item in request.query_params.multi_items() if item[0] != "live"]
         role = self.context.user(request).may_change
-        return self._recent.get((request.url.path, *query, role, _theme(request)), ask, sample)
+        return self._recent.get((request.url.path, *query, role, theme_of(request)), ask, sample)
 
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
@@ -296,7 +298,8 @@ class Rendering:
         return event
 
 
-def _theme(request: Request) -> str:
+def theme_of(request: Request) -> str:
+    """Return the theme that a reader has chosen, "" for that of the browser."""
     theme = request.cookies.get("nsq_theme", "")
     return theme if theme in ("dark", "light") else ""
 
@@ -353,8 +356,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
-    filters = (*numbers, figures.size, lines, format_utc, clock_text)
+    numbers = (figures.count, figures.percent, figures.rate, figures.size)
+    times = (figures.age, figures.seconds, format_utc, clock_text)
+    filters = (*numbers, *times, lines)
     templates.filters |= {function.__name__: function for function in filters}
     templates.globals |= {function.__name__: function for function in (group_by_kind, key_of)}
     templates.globals["version"] = __version__

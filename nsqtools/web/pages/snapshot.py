@@ -20,8 +20,14 @@ from nsqtools.cluster.stats_documents import COLUMNS
 class Snapshot:
     """A sample, prepared once for all readers."""
 
-    def __init__(self, sample: Sample, earlier: EarlierTotals | None = None) -> None:
+    def __init__(
+        self,
+        sample: Sample,
+        earlier: EarlierTotals | None = None,
+        oldest_s: Mapping[Key, float] | None = None,
+    ) -> None:
         self.sample = sample
+        self._oldest_s = oldest_s or {}
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
         self.problems: list[Problem] = find_problems(sample, earlier)
@@ -46,6 +52,11 @@ class Snapshot:
         """Return the seconds until a queue is empty at its current rate, None if it grows."""
         growth = self.growth.get(row.key, 0.0)
         return row.depth / -growth if row.depth and growth <= -LEAST_GROWTH else None
+
+    def oldest_s(self, row: QueueRow) -> float | None:
+        """Return the least age of the oldest message of a queue, None if that is little."""
+        age_s = self._oldest_s.get(row.key, 0.0)
+        return age_s if age_s >= LEAST_AGE_S else None
 
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""
@@ -92,6 +103,9 @@ class Snapshot:
 PAGE_LINES = 50
 # Messages a second. A smaller growth counts as none.
 LEAST_GROWTH = 0.05
+
+# A younger message is nothing unusual, and samples are seconds apart.
+LEAST_AGE_S = 10.0
 
 # Columns by their name in the address, with heading.
 SORTS = {

@@ -91,13 +91,13 @@ def wait_for_stderr(process: NsqProcess, text: str) -> str:
     return next(line for line in map(bytes.decode, process.stderr) if text in line)
 
 
-
 def test_a_folder_that_cannot_be_used_is_all_that_is_reported(to_file: ToFile) -> None:
     to_file.nsqd.create_channel(TOPIC, "other")
     to_file.out.write_text("a file")
     result = to_file.run("--until-empty")
     error = f"nsq: error: cannot use {to_file.out} (File exists)\n"
     assert (result.status, result.err) == (1, error)
+
 
 def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_process(
     to_file: ToFile,

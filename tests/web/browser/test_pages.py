@@ -237,7 +237,8 @@ def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
     told = page.locator(".chart .range").first
     depths = page.locator("table[aria-label=Channels] td.strong")
 
-    expect(depths).to_have_text(["40", "40", "0"])  # billing last, once it is empty
+    # billing last, once it is empty; the others get an age when the test takes long
+    expect(depths).to_have_text([re.compile("^40"), re.compile("^40"), "0"])
     expect(told).to_contain_text("now: waiting 80")
     page.get_by_role("link", name="Each channel").click()
     expect(told).to_contain_text("archive 40")

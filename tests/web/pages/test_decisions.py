@@ -89,7 +89,7 @@ def test_figures_are_whole_and_have_a_unit() -> None:
     assert [*map(figures.rate, (0.01, 3.14, 12345.6))] == ["<0.1", "3.1", "12,346"]
     told = [figures.seconds(each) for each in (0.0000021, 0.0123, 75, 7500)]
     assert told == ["2 µs", "12.3 ms", "1m", "2h5m"]
-    assert (figures.age(-5), figures.size(1536)) == ("0 s", "1.5 KiB")
+    assert (figures.age(-5), figures.size(1536)) == ("0s", "1.5 KiB")
     assert [*map(figures.brief, (999.4, 999_999))] == ["999", "1M"]
     assert [*map(format_utc, (1e300, 0))] == ["—", "1970-01-01 00:00:00 UTC"]
 

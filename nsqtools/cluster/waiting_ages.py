@@ -1,0 +1,56 @@
+"""How long messages have waited, at least. Pure.
+
+nsqd does not show the age of a message. But if more messages wait or are in flight than arrived
+since a moment, one of them is older than that moment, in whatever order they are delivered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+from nsqtools.cluster.queue_rows import Key, QueueRow
+
+# Moments kept of a queue, with even distances: an age is about a thirtieth too low.
+MAX_MOMENTS = 32
+
+
+class WaitingAges:
+    """Follows the message counts of the queues on each nsqd through successive samples.
+
+    ``oldest_s`` has the least age of the oldest message of each nonempty queue, in seconds, by the
+    key of the queue on all nsqd. It is replaced by `add` and never changed.
+    """
+
+    def __init__(self) -> None:
+        self.oldest_s: Mapping[Key, float] = {}
+        # Times with the message counts at them, the oldest first.
+        self._moments: dict[Key, deque[tuple[float, int]]] = {}
+
+    def add(self, at_s: float, rows: Iterable[QueueRow]) -> None:
+        """Add the queues of a sample that was taken at a time on the monotonic clock."""
+        moments_by_key: dict[Key, deque[tuple[float, int]]] = {}
+        oldest_s: dict[Key, float] = {}
+        for row in rows:
+            if not (row.depth or row.in_flight):
+                continue
+            moments = moments_by_key[row.key] = self._moments.get(row.key) or deque()
+            _follow(moments, at_s, row)
+            key = ("", row.topic, row.channel)
+            oldest_s[key] = max(oldest_s.get(key, 0.0), at_s - moments[0][0])
+        self._moments, self.oldest_s = moments_by_key, oldest_s
+
+
+def _follow(moments: deque[tuple[float, int]], at_s: float, row: QueueRow) -> None:
+    """Add a moment, and drop those since which all present messages may have arrived."""
+    if moments and row.messages < moments[-1][1]:  # created again, or nsqd was started again
+        moments.clear()
+    while moments and row.messages - moments[0][1] >= row.depth + row.in_flight:
+        moments.popleft()
+    if not moments or row.messages > moments[-1][1]:
+        moments.append((at_s, row.messages))
+    if len(moments) > MAX_MOMENTS:
+        gaps_s = [later[0] - earlier[0] for earlier, later in pairwise(moments)]
+        joined_s = [a + b for a, b in pairwise(gaps_s)]
+        del moments[joined_s.index(min(joined_s)) + 1]
