@@ -511,11 +511,15 @@ def wait_until_released(
     # Append first and check second: the other side sets its state first and releases second.
     waiters.append(waiter)
     limit_s = -1 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
-    if is_over() or waiter.acquire(timeout=limit_s):
-        return True
-    with suppress(ValueError):  # it was released and removed concurrently
-        waiters.remove(waiter)  # or many short waits would fill the list
-    return False
+    is_released = False
+    try:
+        is_at_once = is_over()
+        is_released = not is_at_once and waiter.acquire(timeout=limit_s)
+        return is_at_once or is_released
+    finally:
+        if not is_released:
+            with suppress(ValueError):  # it was released concurrently
+                waiters.remove(waiter)  # or it would be released in place of one that waits
 
 
 def next_multiple(now: float, interval_s: float) -> float:

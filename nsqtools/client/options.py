@@ -215,7 +215,7 @@ class ClientOptions:
     )
 
     # publishing
-    max_outstanding: int = opt(64, "publish commands that may wait for their answer", 1, 100_000)
+    max_outstanding: int = opt(128, "publish commands that may wait for their answer", 1, 100_000)
     publish_timeout_s: float = opt(10.0, "time for a publish to be confirmed", 0.001)
     publish_max_msg_size: int = opt(
         1 << 20, "largest message nsqd takes (its --max-msg-size)", 1, _INT32

@@ -245,7 +245,7 @@ class ProducerCore:
     ) -> Publication:
         if on_settled is not None:
             check_functions(on_settled=on_settled)
-        publication = self._make_publication(topic, bodies, defer_s, timeout_s)
+        publication = self._make_publication(topic, copy_bodies(bodies), defer_s, timeout_s)
         publication.splits = splits
         if on_settled is not None:
             publication.add_done_callback(on_settled)
@@ -259,13 +259,12 @@ class ProducerCore:
     def _make_publication(
         self,
         topic: str,
-        bodies: Sequence[ReadableBuffer],
+        bodies: list[bytes],
         defer_s: float | None,
         timeout_s: float | None,
     ) -> PendingPublication:
         """Check a publish. Raises `PublishInvalid` and ``TypeError``."""
-        copies = copy_bodies(bodies)
-        lengths = list(map(len, copies))
+        lengths = list(map(len, bodies))
         check_bodies(lengths, defer_s, self.options)
         if timeout_s is not None:
             check_argument("timeout_s", timeout_s, *NUMBER)
@@ -273,7 +272,7 @@ class ProducerCore:
         if not isinstance(topic, str):
             raise PublishInvalid(f"topic must be str, not {type(topic).__name__}")
         return PendingPublication(
-            _check_topic(topic), copies, sum(lengths), time.monotonic(), defer_s, timeout_s
+            _check_topic(topic), bodies, sum(lengths), time.monotonic(), defer_s, timeout_s
         )
 
     def _submit_publication(self, publication: PendingPublication) -> None:
@@ -352,10 +351,15 @@ class ProducerCore:
         if self._io.loop.is_own_thread:  # only this thread could make room
             timeout_s = 0
         until = time.monotonic() + timeout_s
-        while wait_until_released(self._waiters, lambda: self._has_room, until - time.monotonic()):
-            if self._enter(publication):
-                return
-        raise self._no_room(timeout_s)
+        try:
+            while wait_until_released(
+                self._waiters, lambda: self._has_room, until - time.monotonic()
+            ):
+                if self._enter(publication):
+                    return
+            raise self._no_room(timeout_s)
+        finally:
+            self._make_room()  # a thread that was released and gives up must not keep the room
 
     def _rate_delay_s(self, count: int, timeout_s: float | None) -> float:
         """Return the seconds until max_rate allows ``count`` messages. Raises `PublishNotSent`."""
@@ -374,10 +378,14 @@ class ProducerCore:
         return error
 
     def _make_room(self) -> None:
-        # Each waiter is released once. One that finds no room waits again behind the others.
-        for _ in range(len(self._waiters)):
-            with suppress(IndexError):  # another thread makes room, too
-                self._waiters.pop(0).release()
+        # Only those that may enter: waking all of 100 threads for each answer doubles the cost of a
+        # publish. One more, because a signal handler that waits itself may have interrupted one.
+        if self._waiters and self._has_room:
+            unsettled = len(self._unsettled) - len(self._outside_window)
+            room = self.options.max_outstanding - unsettled + 1
+            for _ in range(len(self._waiters) if self._is_stopped else max(1, room)):
+                with suppress(IndexError):  # there are fewer, or another thread makes room, too
+                    self._waiters.pop(0).release()
 
     def _release_window(self, publications: Iterable[PendingPublication]) -> None:
         """Take publications out of the window that wait for an nsqd that may hang."""
@@ -493,7 +501,8 @@ class Producer(ProducerCore):
             topic, body = schedule_request(topic, body, at, key, defer_s)
         if self._rate is not None:
             timeout_s = self._wait_for_rate(1, timeout_s)
-        publication = self._make_publication(topic, [body], defer_s, timeout_s)
+        copy = body if type(body) is bytes else _copy_body(body)
+        publication = self._make_publication(topic, [copy], defer_s, timeout_s)
         publication.is_awaited = True
         if (direct := self._io.direct) is None or not self._publish_directly(publication, direct):
             self._submit_publication(publication)

@@ -83,8 +83,8 @@ def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_pa
 
 
 def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_path: Path) -> None:
-    count = 70_000  # more than the 64 batches of 1000 that may be outstanding at a time
-    lines = [b"x" * 2_000_000 if n % 30_000 == 1 else b"%d" % n for n in range(count)]
+    count = 140_000  # more than the 128 batches of 1000 that may be outstanding at a time
+    lines = [b"x" * 2_000_000 if n % 60_000 == 1 else b"%d" % n for n in range(count)]
     text = b"\n".join(lines) + b"\n"
     hasty = ClientOptions(dial_timeout_s=0.2)
     publisher = publisher_to(unreachable_address, client=hasty, retry_timeout_s=0.2)
