@@ -432,8 +432,9 @@ class Producer(ProducerCore):
 
     ``linger_s`` joins single messages that are published at the same time, on several threads or
     with `submit`, into one MPUB, which is several times faster. A message waits only while an
-    earlier one is unanswered, and at most ``linger_s`` seconds. nsqd stores the publishes of a
-    topic in order, except with retries, with several nsqd, and after a rejection.
+    earlier one is unanswered, and at most ``linger_s`` seconds. nsqd gets the publishes of
+    a topic in the order of their submission, also those that are retried, except with several nsqd
+    and when a batch is split.
 
     ``max_rate`` limits the messages a second, on all threads together; 0 is without a limit. A
     publish waits for its time; one that would wait longer than its timeout is not sent.

@@ -772,7 +772,7 @@ class ProducerIO:
         for publication in publications:
             publication.is_written = False
             self.retried += len(publication.bodies)
-            self._queue.add(publication)
+        self._queue.add_again(publications)
         self.loop.wake()
 
     # -- by the clock ---------------------------------------------------------------------------

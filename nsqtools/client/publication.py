@@ -371,6 +371,18 @@ class PublishQueue:
             )  # to keep the order of the topic
             self.single.append(publication)
 
+    def add_again(self, publications: Iterable[PendingPublication]) -> None:
+        """Queue publications that were sent before, in the order of their submission."""
+        single_topics = {publication.topic for publication in self.single}
+        for publication in publications:
+            # A joined one would be sent after all single ones of its topic.
+            publication.is_alone |= publication.topic in single_topics
+            self.add(publication)
+        by_time = attrgetter("submitted_at")
+        self.single = collections.deque(sorted(self.single, key=by_time))
+        for joined in self.joinable.values():
+            joined.sort(key=by_time)
+
     def take_all(self) -> list[PendingPublication]:
         """Remove and return all publications."""
         publications = list(self)

@@ -19,7 +19,7 @@ Shares are even, except for *idle* connections: those without messages for a mom
 connection has used all of its RDY. An idle connection has RDY 1 until it is full from tick to tick,
 and all idle ones together have at most half of max_in_flight. With even shares, only two of ten
 slow workers would be busy if one of five nsqd had the backlog. The remainder of an even division
-goes to the first connections.
+goes to the first connections, and what an nsqd refuses by its max_rdy_count to the others.
 
 With fewer messages allowed than connections, RDY 1 rotates (`redistribute`, every `PROBE_S` then).
 A connection without messages passes it on after a moment, to the one that has waited longest. While
@@ -42,6 +42,7 @@ import math
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from nsqtools.client.options import ClientOptions
@@ -318,11 +319,15 @@ class ReadyControl(Generic[K]):
         total = self.max_in_flight
         self._sharers = len(sharers)
         self._idle_share = min(idle_count, (total + 1) // 2)
-        even, remainder = divmod(total - self._idle_share, max(1, len(sharers) - idle_count))
-        for state in sharers:
-            share = 1 if state.is_idle else even + (remainder > 0)
-            remainder -= not state.is_idle
-            state.share = min(max(share, 1), total, state.cap)
+        left, count = total - self._idle_share, len(sharers) - idle_count
+        # The smallest caps first, so that the others get what those cannot use.
+        for state in sorted(sharers, key=attrgetter("cap")):
+            if state.is_idle:
+                state.share = min(1, total, state.cap)
+            else:
+                state.share = min(max(-(-left // count), 1), total, state.cap)
+                left -= state.share
+                count -= 1
         self.is_scarce = total > 0 and (len(sharers) > total or idle_count > self._idle_share)
 
     def _update_idle(self, now: float) -> None:

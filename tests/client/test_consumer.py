@@ -127,6 +127,21 @@ def test_on_published_sees_publications_and_may_fail(nsqd: GoNsqd) -> None:
     assert published == [(TOPIC, None)] * 2
 
 
+def test_what_one_nsqd_refuses_by_max_rdy_count_goes_to_the_others(
+    go_nsqd: MakeNsqd, consume: Consume
+) -> None:
+    nsqds = [go_nsqd(*flags) for flags in (["-max-rdy-count=7"], [], [])]
+    consumer = consume([nsqd.tcp_address for nsqd in nsqds], max_in_flight=50)
+    wait_until(lambda: len(consumer.connections) == 3, what="all are connected")
+    for nsqd in nsqds:
+        fill(nsqd, 60)
+
+    def in_flight() -> list[int]:
+        return sorted(nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] for nsqd in nsqds)
+
+    wait_until(lambda: in_flight() == [7, 21, 22], what="50 messages are in flight")
+
+
 def test_is_starved_when_max_in_flight_is_unanswered(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     consumer = consume(nsqd.tcp_address, max_in_flight=4)

@@ -497,6 +497,25 @@ def test_a_message_lingers_for_its_time(scripted_nsqd: ScriptedNsqd, produce: Pr
     assert producer.flush(5)
 
 
+def test_retries_keep_the_order(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+    again = {"retry_timeout_s": patience_s(30), "retry_unknown": True, "linger_s": patience_s(30)}
+    producer = produce(scripted_nsqd.address, more=again)
+    sent = [producer.submit(TOPIC, [b"1"])]
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
+    sent += [producer.submit(TOPIC, bodies) for bodies in ([b"2", b"3"], [b"4"], [b"5"])]
+    conn.expect(f"MPUB {TOPIC}")  # and 4 and 5 linger
+    wait_until(lambda: len(list(producer._io._queue)) == 2, what="two publishes linger")
+    conn.close()
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
+    for number, command in enumerate(("PUB", "MPUB", "MPUB")):
+        if number:
+            conn.expect(f"{command} {TOPIC}")
+        conn.ok()
+    for publication in sent:
+        publication.wait(patience_s(5))
+    assert producer.repeated == 3
+
+
 # -- nsqd that are found through nsqlookupd -------------------------------------------------------
 
 
