@@ -7,6 +7,9 @@ a flipped bit. The table of queues has the counts, so that a start reads no mess
 keep n copies of a message, as the queue files of nsqd do. That is one insert and one delete for a
 message, where a shared body would need three of each.
 
+A page has several rows of up to 4 KB. A longer row has pages of its own, and the last of them is
+half empty on average, which is why pages are not larger.
+
 A statement runs once for all rows of its kind, which are passed as JSON. After each call of SQLite
 a thread has to acquire the interpreter's lock again, and next to a busy loop that costs more than
 the row.
@@ -52,6 +55,8 @@ CREATE TABLE queue (number INTEGER PRIMARY KEY, name TEXT UNIQUE, paused INTEGER
 CREATE TABLE message (queue INTEGER, due INTEGER, turn INTEGER, attempts INTEGER, crc INTEGER,
     frame BLOB, PRIMARY KEY (queue, due, turn)) WITHOUT ROWID;
 """
+# Fixed when a database is created. A row is kept in its page up to a quarter of the page.
+_LAYOUT = "PRAGMA page_size=16384; PRAGMA auto_vacuum=incremental;"
 _SETTINGS = (
     ("journal_mode", "wal"),
     ("synchronous", 2),  # FULL: a commit returns after its sync
@@ -63,7 +68,9 @@ _SETTINGS = (
     ("cache_size", -8192),  # in KiB: the pages of one transaction
 )
 _APPLICATION_ID = int.from_bytes(b"nsqd", "big")
-_FORMAT = 1  # user_version; nsqtools 0.3.0 left it and application_id 0
+# user_version. nsqtools 0.3.0 left it and application_id 0: the same tables in pages of 4096 bytes,
+# of which a message of more than 960 bytes has one for itself, in a file that never shrinks.
+_FORMAT = 1
 _TABLES = {
     "queue": "number,name,paused,crc,waiting,deferred,total",
     "message": "queue,due,turn,attempts,crc,frame",
@@ -82,6 +89,10 @@ _INSERT_COUNT = 4000
 BATCH_COUNT = 1000
 # The size of the log at which it is brought into the file. A start reads the whole log.
 _WAL_BYTES = 8 << 20
+# Free pages that the file keeps for the next messages, 8 MiB: a short backlog does not resize it.
+_SPARE_COUNT = 512
+# Pages that `Database.shrink` moves at a time, 1 MiB: a publish may have to wait for that.
+_SHRINK_COUNT = 64
 
 
 def _columns(count: int) -> str:
@@ -175,13 +186,11 @@ class Database:
         self._wal = Path(f"{path}-wal")
         if is_new:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        self._writer = _connect(path)
+        self._writer = _connect(path, _LAYOUT if is_new else "")
         try:
             if is_new:
                 self._writer.executescript(_SCHEMA + _STAMP)
-            elif _stamp_of(self._writer) != (_APPLICATION_ID, _FORMAT):
-                with suppress(sqlite3.Error):  # a full disk must not keep nsqd from starting
-                    self._writer.executescript(_STAMP)
+            self.is_current = _stamp_of(self._writer) == (_APPLICATION_ID, _FORMAT)
             self._reader = _connect(path)
             self._reader.execute("PRAGMA query_only=1")
             self.queues = _queues_of(self._reader)
@@ -283,6 +292,20 @@ class Database:
             if self._wal.stat().st_size >= _WAL_BYTES:
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
+    def shrink(self) -> bool:
+        """Give a few free pages back to the file system; return whether that made a difference.
+
+        Raises ``sqlite3.Error``.
+        """
+        run = self._writer.execute
+        [free_count] = run("PRAGMA freelist_count").fetchone()
+        if free_count <= _SPARE_COUNT:
+            return False
+        # `execute` would stop after the first page.
+        self._writer.executescript(f"PRAGMA incremental_vacuum({_SHRINK_COUNT})")
+        run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()  # this truncates the file
+        return bool(run("PRAGMA freelist_count").fetchone()[0] < free_count)
+
     def defer_until(self, latest_ns: int) -> None:
         """Make no message due later than ``latest_ns``: the clock may have been set back.
 
@@ -371,7 +394,7 @@ class Database:
                 connection.close()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, layout: str = "") -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -380,7 +403,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         timeout=30.0,  # while another program writes
     )
     try:
-        connection.execute("PRAGMA secure_delete=0")
+        connection.executescript(f"PRAGMA secure_delete=0; {layout}")
         for name, value in _SETTINGS:
             connection.execute(f"PRAGMA {name}={value}").fetchone()
             row = connection.execute(f"PRAGMA {name}").fetchone()
@@ -650,11 +673,12 @@ def wal_damage(path: Path) -> tuple[str, bytes]:
     after the first bad frame has another cause. When there are several, the transactions between
     them were confirmed, and their intact frames are worth saving. Raises ``OSError``.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return "", b""
-    if len(content) <= _HEADER or not any(content[:_HEADER]):
+    content = b""
+    with suppress(FileNotFoundError), open_to_read(path) as file:
+        content = file.read(_HEADER)
+        if any(content):  # otherwise SQLite ignores the log, which may be a hole
+            content += file.read()
+    if len(content) <= _HEADER:
         return "", b""
     magic, _, page_size = unpack_from(">III", content)
     order = ">" if magic == _BIG else "<"

@@ -3,11 +3,14 @@
 ``nsqd.dat`` names the database. It is not JSON, so the Go nsqd refuses to start in such a
 directory. It is replaced atomically when a database has been rewritten. It never decides which file
 is removed: a database that it does not name is kept as an orphan while it has messages, because
-nsqd.dat may be the damaged file. A file that ends in ``.new`` is incomplete and is removed.
+nsqd.dat may be the damaged file. Only two kinds of files are removed: one that ends in ``.new`` is
+incomplete, and one that nsqd.dat calls a copy has no other messages. During a rewrite that is first
+the new one, and then the old one, so that a kill leaves no orphan.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -44,7 +47,10 @@ from nsqtools.server.durable_database import (
 from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata, read_metadata
 from nsqtools.server.queues.queue_files import queues_with_files
 
-_NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
+_NAMED = re.compile(
+    rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n"
+    rb"(?:(nsqd\.durable\.\d+\.db) is a copy\n)?"
+)
 _DATABASE = re.compile(r"nsqd\.durable\.\d+\.db(?:\.(orphan|damaged)\.\d+)?")
 _NUMBER = re.compile(r"nsqd\.durable\.(\d+)\..*")
 _MAX_COPIES = 5  # damaged databases to keep: each copy may be large
@@ -56,10 +62,29 @@ def databases_in(data_path: Path) -> dict[Path, str]:
     """Return all databases with their kind. Raises ``OSError``.
 
     The kind is ``orphan`` for a database that nsqd.dat did not name, ``damaged`` for a copy of a
-    database that had lost messages, and ``""`` for a database that an nsqd may use.
+    database that had lost messages, ``copy`` for the source or the result of an unfinished rewrite,
+    and ``""`` for a database that an nsqd may use.
     """
+    copy = _copy_in(data_path)
     matches = {path: _DATABASE.fullmatch(path.name) for path in data_path.iterdir()}
-    return {path: match[1] or "" for path, match in matches.items() if match}
+    return {
+        path: "copy" if path == copy else match[1] or "" for path, match in matches.items() if match
+    }
+
+
+def _content_in(data_path: Path) -> bytes:
+    with suppress(FileNotFoundError, ValueError):
+        return read_metadata(data_path / FILE_NAME)
+    return b""
+
+
+def _copy_in(data_path: Path) -> Path | None:
+    """Return the database that nsqd.dat calls a copy."""
+    with suppress(OSError):
+        named = _NAMED.fullmatch(_content_in(data_path))
+        if named and named[2]:
+            return data_path / named[2].decode()
+    return None
 
 
 def named_database(data_path: Path) -> tuple[Path | None, bool]:
@@ -75,10 +100,7 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
             "`nsq nsqd --recover-only --durable` of this one."
         )
     candidates = sorted(path for path, kind in databases_in(data_path).items() if not kind)
-    try:
-        content = read_metadata(data_path / FILE_NAME)
-    except (FileNotFoundError, ValueError):
-        content = b""
+    content = _content_in(data_path)
     named = _NAMED.fullmatch(content)
     if named:
         path = data_path / named[1].decode()
@@ -135,8 +157,9 @@ class DurablePath:
         messages = "messages" if count is None else counted(count, "message")
         return f"{path} has {messages}, and {self._path / FILE_NAME} does not name it"
 
-    def _name(self, path: Path) -> None:
-        content = f"nsq nsqd --durable keeps its messages in {path.name}\n".encode()
+    def _name(self, path: Path, copy: Path | None = None) -> None:
+        text = f"nsq nsqd --durable keeps its messages in {path.name}\n"
+        content = (text if copy is None else f"{text}{copy.name} is a copy\n").encode()
         name_file = self._path / FILE_NAME
         with suppress(FileNotFoundError):
             # A damaged nsqd.dat is kept: it may name another database that has messages.
@@ -212,12 +235,12 @@ class DurablePath:
                 mixed = self._next().with_suffix(f".log{UNFINISHED}")
                 copy_file(path, mixed)
                 Path(f"{mixed}-wal").write_bytes(saved)
-                database = self._rewrite(mixed, "", kept)
+                database = self._rewrite(mixed, path, "", kept)
             else:
                 database = read_patiently(path, lambda: Database(path))
         except sqlite3.Error as exc:
             try:
-                database = self._rewrite(path, f"cannot be opened ({exc})", kept)
+                database = self._rewrite(path, path, f"cannot be opened ({exc})", kept)
             except sqlite3.Error:
                 raise self._unusable(
                     path,
@@ -229,8 +252,6 @@ class DurablePath:
             self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
             if database.path == path:
                 self._name(path)
-        if database.path != path:  # the new database has all its readable rows
-            remove_database(path)
         if mixed is not None:
             remove_database(mixed)
         database.defer_until(latest_ns)
@@ -255,20 +276,39 @@ class DurablePath:
     def renew(self, database: Database, reason: str) -> Database:
         """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""
         damage = "" if "I/O" in reason else f"is damaged ({reason})"
-        try:
-            return self._rewrite(database.path, damage)
-        except OSError:
-            # nsqd.dat may name the new database already, if only the sync failed.
-            with suppress(OSError):
-                self._name(database.path)
-            raise
+        return self._rewrite(database.path, database.path, damage)
 
-    def _rewrite(self, old: Path, damage: str, kept: Path | None = None) -> Database:
-        """Write the readable rows to a new database and name it.
+    def migrate(self, old: Database) -> Database:
+        """Return the database, rewritten if nsqtools 0.3.0 wrote it, unless that fails.
+
+        Raises ``OSError`` if it is uncertain which one nsqd.dat names.
+        """
+        path = old.path
+        if old.is_current:
+            return old
+        self._log.info(f"DURABLE: rewriting {path}, which nsqtools 0.3.0 wrote, in a newer format")
+        try:
+            if shutil.disk_usage(self._path).free < path.stat().st_size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            new = self._rewrite(path, path, "")
+        except (sqlite3.Error, OSError) as exc:
+            if named_database(self._path)[0] != path:
+                raise
+            self._log.warn(
+                f"DURABLE: {path} keeps the format of nsqtools 0.3.0, in which messages of more "
+                f"than 960 bytes take 4.7 KB or more: {exc}. The next start tries again"
+            )
+            return old
+        old.close()
+        return new
+
+    def _rewrite(self, old: Path, named: Path, damage: str, kept: Path | None = None) -> Database:
+        """Write the readable rows of ``old`` to a new database, and name it instead of ``named``.
 
         ``kept`` is a copy of the old database. Without it, one is created if messages are lost.
         """
         new = self._next()
+        self._name(named, new)
         queues = read_queues(old)
         create_database(new, queues, all_rows(old))
         with ExitStack() as undo:
@@ -287,7 +327,18 @@ class DurablePath:
                 f"DURABLE: {old} {damage or 'is damaged'}: {lost} of {expected} messages cannot be "
                 f"read; {where}"
             )
-        self._name(new)
+        try:
+            self._name(new, named)
+        except OSError:
+            database.close()
+            # If only the sync failed, nsqd.dat names the new database already.
+            if named_database(self._path)[0] != named:
+                self._name(named, new)
+            remove_database(new)
+            raise
+        with suppress(OSError):  # the next start removes it
+            remove_database(named)
+            self._name(new)
         return database
 
     def _keep(self, path: Path) -> tuple[Path | None, str]:
@@ -321,6 +372,10 @@ class DurablePath:
                     f"DURABLE: {self._describe_unnamed(other, count)}: it is {orphan} now, which "
                     "`nsq queue` reads"
                 )
+        if path is not None and (copy := _copy_in(self._path)) is not None:
+            with suppress(OSError):  # neither is needed, so a full disk does not matter
+                remove_database(copy)
+                self._name(path)
         for unfinished in self._path.glob(f"nsqd.durable.*{UNFINISHED}*"):
             unfinished.unlink()
 

@@ -27,7 +27,6 @@ import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -41,7 +40,6 @@ from nsqtools.server.durable_database import (
     Database,
     Publish,
     Row,
-    remove_database,
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
@@ -65,6 +63,8 @@ from nsqtools.server.queues.queued_message import (
 # Changes that no publisher waits for share a transaction, and so a sync, within this time.
 _WRITE_DELAY_S = 0.02
 _RETRY_S = 0.5  # after a failed transaction
+# Between two steps of giving free pages back, which take some ms each while a publish may wait.
+_SHRINK_PAUSE_S = 0.05
 # The limits of one transaction. Its size bounds the latency of its publishes and the memory. Its
 # publishes are answered in one iteration of the loop.
 _STEP_BYTES = 4 << 20
@@ -105,7 +105,7 @@ class DurableStore:
         self.written_ns = files.written_ns()
         # Due times are wall-clock times that do not follow a jump of the wall clock.
         self._clock_ns = time.time_ns() - time.monotonic_ns()
-        self.database = files.open(self.due_ns(options.max_req_timeout))
+        self.database = files.migrate(files.open(self.due_ns(options.max_req_timeout)))
         self.is_strict = is_strict
         if is_strict:
             self.database.index_ids()
@@ -117,11 +117,13 @@ class DurableStore:
         self._is_writing = self._is_scheduled = self._is_closed = False
         self._damage = ""  # the reason to rewrite the file
         self._timer: TimerHandle | None = None
+        self._shrink_timer: TimerHandle | None = None
         self._flushes: list[Future[None]] = []
         # The queues of the file that no backlog has claimed yet.
         self._stored_queues = {queue.name: queue for queue in self.database.queues if queue.name}
         self._last_number = max((queue.number for queue in self.database.queues), default=0)
         self._backlogs: dict[int, DurableBacklog] = {}
+        self.write_soon()  # continues what the last run did when it was idle
 
     @property
     def now_ns(self) -> int:
@@ -309,6 +311,8 @@ class DurableStore:
         self._is_scheduled = False
         pending = [step for step in self._steps if step != Changes()]
         if not (pending or self._flushes or self._damage or self.database.dropped):
+            if self._shrink_timer is None:
+                self._shrink_timer = self.loop.call_later(_SHRINK_PAUSE_S, self._shrink)
             return
         step = pending[0] if pending else Changes()
         self._steps = pending[1:] or [Changes()]
@@ -343,11 +347,25 @@ class DurableStore:
                 transaction.damage = transaction.failure
         self.loop.call_soon_threadsafe(self._after_commit, transaction)
         if not transaction.failure:
-            try:
-                transaction.database.checkpoint_if_due()
-            except sqlite3.Error as exc:
-                if not _is_full(exc):
-                    self.loop.call_soon_threadsafe(self.report_damage, str(exc))
+            self._maintain(transaction.database.checkpoint_if_due)
+
+    def _maintain(self, action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except sqlite3.Error as exc:
+            if not _is_full(exc):
+                self.loop.call_soon_threadsafe(self.report_damage, str(exc))
+            return None
+
+    def _shrink(self) -> None:
+        """Make the file smaller, on the thread, when there is nothing to write."""
+        self._shrink_timer = None
+        if not (self._is_writing or self._is_scheduled or self._timer or self._is_closed):
+            self._executor.submit(self._shrink_step, self.database)
+
+    def _shrink_step(self, database: Database) -> None:
+        if self._maintain(database.shrink):
+            self.loop.call_soon_threadsafe(self._write)  # which waits, and calls `_shrink` again
 
     def _after_commit(self, transaction: _Transaction) -> None:
         if self._is_closed:
@@ -358,8 +376,6 @@ class DurableStore:
         if is_new:
             old, self.database = self.database, transaction.database
             old.close()
-            with suppress(OSError):  # the next start removes it
-                remove_database(old.path)
         if is_new or not self._damage:
             self._damage = transaction.damage
         publishes = step.publishes
@@ -421,12 +437,14 @@ class DurableStore:
                     backlogs[number].publish_written(list(rows))
 
     def read(self, read: Callable[[Database], T], default: T) -> T:
-        """Return ``read(database)``. After an error return ``default`` and rewrite the database."""
-        try:
-            return read(self.database)
-        except sqlite3.Error as exc:
-            self.report_damage(str(exc))
-            return default
+        """Return ``read(database)``. After two errors return ``default``, rewrite the database."""
+        for is_first in (True, False):
+            try:
+                return read(self.database)
+            except sqlite3.Error as exc:
+                if not is_first:
+                    self.report_damage(str(exc))
+        return default
 
     def report_damage(self, reason: str) -> None:
         """Rewrite the database with the next transaction: a read or a sync has failed."""
@@ -460,8 +478,9 @@ class DurableStore:
 
     def _end(self) -> None:
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._shrink_timer):
+            if timer is not None:
+                timer.cancel()
         self._executor.shutdown()
 
 

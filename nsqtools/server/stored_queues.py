@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.files.opening import closing_fd, data_offsets, descriptor_to_read
+from nsqtools.files.opening import closing_fd, data_offsets, descriptor_to_read, open_to_read
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.server.durable_database import all_rows, read_queues, wal_damage
 from nsqtools.server.durable_path import databases_in, named_database
@@ -271,7 +271,7 @@ class StoredQueues:
         if named is not None:
             yield named, GOOD
         for path, kind in sorted(databases_in(self._path).items()):
-            if path == named:
+            if path == named or kind == "copy":
                 continue
             # A running nsqd may be writing a new database, which has no kind either.
             if kind or not (named and self.is_in_use):
@@ -302,7 +302,8 @@ class StoredQueues:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as exc:
-            problems.append((str(meta), f"cannot be read ({exc})"))
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            problems.append((str(meta), f"cannot be read ({reason})"))
         # A running nsqd may not have synced the metadata yet.
         unknown = GOOD if self.is_in_use else ORPHANED
         is_listed = listed is None or name in listed
@@ -398,11 +399,9 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _wal_header(wal: Path) -> bytes:
-    try:
-        with wal.open("rb") as file:
-            return file.read(32)
-    except FileNotFoundError:
-        return b""
+    with suppress(FileNotFoundError), open_to_read(wal) as file:
+        return file.read(32)
+    return b""
 
 
 def _copy_data(source: Path, target: Path) -> None:

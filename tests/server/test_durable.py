@@ -78,7 +78,7 @@ def test_messages_wait_for_a_channel_through_kills(
     go_on, commit = Event(), Database.commit
     slow = lambda *args: go_on.wait(TIMEOUT_S) and commit(*args)  # noqa: E731
     monkeypatch.setattr(Database, "commit", slow)
-    pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # it is rewritten, and tried again
+    pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 4  # it is rewritten, and tried again
     monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
     nsqd.create_channel("t", "ch")
     assert nsqd.depth("t") == 13  # including the messages being moved
@@ -366,14 +366,15 @@ def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
         wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
         assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != old_name_file
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
-        pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")]  # it is again, and the disk full
+        pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # again, and the disk is full
         commits: list[Callable[..., object]] = []
         renew, twice = DurablePath.renew, [failing(sqlite3.SQLITE_FULL, "full")] * 2
         renewed = lambda *args: (renew(*args), commits.extend(twice))[0]  # noqa: E731
         monkeypatch.setattr(DurablePath, "renew", renewed)
         monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
         monkeypatch.setattr(Database, "commit", at_first(commits, Database.commit))
-        monkeypatch.setattr(durable_store, "remove_database", full)
+        removals = at_first([full], durable_path.remove_database)
+        monkeypatch.setattr(durable_path, "remove_database", removals)
         for body in [*bodies, b"new"]:
             message = client.read_message()
             assert (message.body, message.attempts) == (body, 1)
@@ -407,6 +408,22 @@ def test_a_rewrite_that_fails_leaves_nothing(
         with pytest.raises((sqlite3.Error, OSError)):
             files.renew(opened, "it is damaged")
         assert sorted(nsqd.data_path.iterdir()) == old_files
+
+
+def test_the_file_shrinks_when_its_messages_are_gone(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_store, "_SHRINK_PAUSE_S", 0)
+    nsqd.create_channel("large", "ch")
+    for _ in range(5):
+        nsqd.publish("large", *[bytes(20_000)] * 200)
+    bodies = [bytes([number]) * 5_000 for number in range(9)]
+    nsqd.publish("t", *bodies)  # at the end of the file, from where they are moved
+    [database] = nsqd.data_path.glob("nsqd.durable.*.db")
+    assert database.stat().st_size > 16_000_000
+    nsqd.post("/channel/empty", topic="large", channel="ch")
+    wait_until(lambda: database.stat().st_size < 9_000_000, what="the file shrinks")
+    assert consumed(killed(nsqd), "t", 9) == bodies
 
 
 def test_weakening_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +463,7 @@ def test_deferred_messages_are_delivered_when_due(
         wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both due")
         client.send(b"RDY 2\n")
         first, second = client.read_messages(2)
-        looks = [failing(sqlite3.SQLITE_CORRUPT, "malformed")]  # for the second: it is rewritten
+        looks = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # so it is rewritten
         monkeypatch.setattr(Database, "next_due_ns", at_first(looks, Database.next_due_ns))
         client.send(b"RDY 0\nREQ %b 300\nREQ %b 1\n" % (second.id, first.id))
         client.settle()

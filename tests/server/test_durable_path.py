@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,12 +15,13 @@ from typing import Any
 import pytest
 from plugins.cli import RunNsq
 from plugins.disks import damage_body
+from plugins.raw_client import subscribed
 from plugins.servers import EmbeddedServer, Serve
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import durable_database, durable_path
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable_database import Database, all_rows
+from nsqtools.server.durable_database import Changes, Database, Publish, all_rows
 from nsqtools.server.durable_path import DurablePath
 
 BODIES = [b"message %03d" % number for number in range(20)]
@@ -163,16 +166,121 @@ def test_another_format_is_refused_by_name(
     assert database.read_bytes() == before
 
 
-def test_a_database_without_a_version_is_opened_and_stamped(left: Path, serve: Serve) -> None:
-    database = left / "nsqd.durable.1.db"
+OF_0_3 = """PRAGMA journal_mode=delete; PRAGMA page_size=4096; PRAGMA auto_vacuum=none; VACUUM;
+    PRAGMA journal_mode=wal; PRAGMA user_version=0; PRAGMA application_id=0"""
+
+
+def as_0_3(path: Path) -> None:
+    """Give the database of a data path the format of nsqtools 0.3.0."""
+    with closing(sqlite3.connect(path / "nsqd.durable.1.db")) as connection:
+        connection.executescript(OF_0_3)
+
+
+def format_of(path: Path) -> tuple[int, ...]:
+    [database] = path.glob("nsqd.durable.*.db")
     with closing(sqlite3.connect(database)) as connection:
-        connection.executescript("PRAGMA user_version=0; PRAGMA application_id=0")
+        pragmas = ("application_id", "user_version", "page_size", "auto_vacuum")
+        return tuple(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas)
+
+
+CURRENT = (0x6E737164, 1, 16384, 2)
+# Migrates a data path in a process that is killed before its n-th operation on a file, for all n.
+KILLED_BEFORE_EACH_STEP = """
+import os, shutil, signal, sys
+from itertools import count
+from pathlib import Path
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.durable_path import DurablePath
+
+def kill_before(step):
+    steps = count(1)
+    operations = ("sqlite3.connect", "os.rename", "os.remove")
+    def hook(event, args):
+        is_write = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if (is_write or event in operations) and next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+source, target = map(Path, sys.argv[1:])
+for step in count(1):
+    path = target / f"{step:03}"
+    shutil.copytree(source, path)
+    if not (child := os.fork()):
+        files = DurablePath(path, DaemonLog(None, ""))
+        database = files.open()
+        kill_before(step)
+        files.migrate(database)
+        os._exit(0)
+    if not os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        break
+"""
+
+
+def test_a_migration_that_is_killed_at_any_step_continues(
+    left: Path, tmp_path: Path, serve: Serve
+) -> None:
+    as_0_3(left)
+    (target := tmp_path / "killed").mkdir()
+    subprocess.run([sys.executable, "-c", KILLED_BEFORE_EACH_STEP, left, target], check=True)
+    paths = sorted(target.iterdir())
+    states = {
+        (frozenset(file.name for file in path.iterdir()), (path / "nsqd.dat").read_bytes()): path
+        for path in paths
+    }
+    assert len(paths) > 20
+    assert len(states) > 6
+    assert format_of(paths[-1]) == CURRENT
+    for path in states.values():
+        nsqd = serve(EmbeddedServer(path, "-durable"))
+        with subscribed(nsqd.tcp_address, "t", "ch", ready=20) as client:
+            assert [message.body for message in client.read_messages(20)] == BODIES
+        nsqd.kill()
+        assert "ERROR" not in nsqd.log
+        assert format_of(path) == CURRENT
+        [database] = path.glob("nsqd.durable.*.db")
+        suffixes = ("", "-wal", "-shm")
+        names = {"nsqd.dat", *(f"{database.name}{suffix}" for suffix in suffixes)}
+        assert {file.name for file in path.iterdir()} <= names
+        assert (path / "nsqd.dat").read_bytes().endswith(b"in %b\n" % database.name.encode())
+
+
+@pytest.mark.parametrize("small_disk", ["1m"], indirect=True)
+@pytest.mark.parametrize(
+    ("size", "free"), [(900, 200_000), (5_000, 600_000)], ids=["known at once", "while writing"]
+)
+def test_a_full_disk_postpones_a_migration(
+    small_disk: Path, left: Path, serve: Serve, size: int, free: int
+) -> None:
     nsqd = serve(EmbeddedServer(left, "-durable"))
-    assert nsqd.depth("t") == 20
+    bodies = [b"%d " % number * (size // 4) for number in range(100, 100 + 300_000 // size)]
+    nsqd.publish("t", *bodies)
     nsqd.stop()
-    with closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-        assert connection.execute("PRAGMA application_id").fetchone() == (0x6E737164,)
+    as_0_3(left)
+    shutil.copytree(left, small_disk, dirs_exist_ok=True)
+    (small_disk / "else").write_bytes(bytes(shutil.disk_usage(small_disk).free - free))
+
+    nsqd = serve(EmbeddedServer(small_disk, "-durable", "-min-disk-free=1"))
+    assert "keeps the format of nsqtools 0.3.0" in nsqd.log
+    nsqd.publish("t", b"new")
+    nsqd.stop()
+    assert format_of(small_disk)[1] == 0
+    assert not list(small_disk.glob("*.new*"))
+
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    nsqd.start()
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=999) as client:
+        received = [message.body for message in client.read_messages(len(bodies) + 21)]
+    assert received == [*BODIES, *bodies, b"new"]
+    nsqd.stop()
+    assert format_of(small_disk) == CURRENT
+
+
+@pytest.mark.parametrize("size", [960, 2000, 4000])
+def test_messages_of_a_few_kilobytes_share_pages(tmp_path: Path, size: int) -> None:
+    with closing(Database(path := tmp_path / "nsqd.durable.1.db", is_new=True)) as database:
+        rows = [(1, 0, turn, 0, bytes(size + 34)) for turn in range(1000)]
+        database.commit(Changes(), [Publish(rows, [], lambda _: None, True)])
+    assert path.stat().st_size < 1.3 * 1000 * size
 
 
 class FlakyReads:

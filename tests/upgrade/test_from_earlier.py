@@ -125,6 +125,7 @@ def test_a_durable_nsqd_serves_each_unfinished_message(
     assert len(consumed) == FINISHED
     assert unfinished(nsqd, "later", "later") == 1
     assert sorted(drained(nsqd, run_nsq) + consumed) == EVERY_BODY
+    assert f"rewriting {left / 'nsqd'}/nsqd.durable." in nsqd.log
 
 
 @of_each_version("landing")
