@@ -13,8 +13,7 @@ While an answer waits for the disk, or is computed in steps, the connection read
 Each step of a client has a time limit: sending a head, sending a body, reading a response. The
 server closes a connection that exceeds its limit, and the oldest of too many idle connections.
 
-The server also serves `nsq web`, where an `Api` may answer with a `StreamedResponse`. Go's profiles
-(/debug/pprof) do not exist, because they describe a Go program.
+The server also serves `nsq web`, where an `Api` may answer with a `StreamedResponse`.
 """
 
 from __future__ import annotations
@@ -349,6 +348,17 @@ class Api(Protocol):
         """Log the status of an answered request."""
 
 
+def _with_crlf(data: bytes) -> bytes:
+    """Return data with CRLF in its head if that has only LF, as old programs and shells send it.
+
+    Go accepts that. The leniency of llhttp for it would also accept CR, which moves boundaries.
+    """
+    head, end, body = data.partition(b"\n\n")
+    if not end or b"\r" in head:
+        return data
+    return head.replace(b"\n", b"\r\n") + b"\r\n\r\n" + body
+
+
 class Limits(NamedTuple):
     """Limits of a server, in addition to the time of each step."""
 
@@ -356,6 +366,8 @@ class Limits(NamedTuple):
     most_idle: int = 8192
     most_idle_of_one: int = 1024
     finish_s: float = 1.0  # at the end, for requests that are being answered
+    # Line ends of a whole head without CR. Not where a proxy may read another head than this.
+    accepts_lf: bool = False
 
 
 class IdleConnections:
@@ -552,6 +564,8 @@ class _Connection(asyncio.Protocol):
     def _parse_and_keep(self, data: bytes) -> None:
         """Parse what was read, and keep the head of a request that arrived alone and whole."""
         is_alone = self._is_between_requests and not self._requests
+        if is_alone and self._server.limits.accepts_lf:
+            data = _with_crlf(data)
         self._parse(data)
         if not (is_alone and self._is_between_requests and self._requests) or self._is_last:
             return
@@ -870,7 +884,7 @@ async def serve_api(
     is_local = address.startswith(("127.", "[::1]:"))
     names = {broadcast_address, socket.gethostname()} if is_local else None
     api = HTTPApi(handlers, log, body_limits or {}, tls_required_port, names)
-    server = HTTPServer(api, listener, tls_context, Limits())
+    server = HTTPServer(api, listener, tls_context, Limits(accepts_lf=True))
     await server.start()
     log.info(f"{name}: listening on {address}")
     return server

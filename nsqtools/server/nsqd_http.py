@@ -16,6 +16,7 @@ from dataclasses import fields
 from functools import partial
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.http.debug_pages import DEBUG_HANDLERS
 from nsqtools.http.http_server import (
     Handler,
     HTTPRefusal,
@@ -92,6 +93,7 @@ class NsqdHTTP:
             ("GET", "/info"): self.info,
             ("GET", "/stats"): self.stats,
             ("GET", "/metrics"): self.metrics,
+            **DEBUG_HANDLERS,
             ("GET", "/config/:option"): self.config,
             ("PUT", "/config/:option"): self.set_config,
             ("POST", "/pub"): self.publish,

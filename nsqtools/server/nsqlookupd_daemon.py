@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import ClassVar
 
+from nsqtools.http.debug_pages import DEBUG_HANDLERS
 from nsqtools.http.http_server import (
     Handler,
     HTTPRefusal,
@@ -171,6 +172,7 @@ class NsqlookupdHTTP:
             ("GET", "/ping"): self.ping,
             ("GET", "/info"): self.info,
             ("GET", "/metrics"): self.metrics,
+            **DEBUG_HANDLERS,
             ("GET", "/debug"): self.debug,
             ("GET", "/lookup"): self.lookup,
             ("GET", "/topics"): self.topics,

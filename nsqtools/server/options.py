@@ -221,8 +221,8 @@ class NsqdOptions:
             is_used = name != "statsd_interval" or self.statsd_address
             if getattr(self, name) <= 0 and is_used:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
-        if self.mem_queue_size < 0:
-            raise ConfigurationError("--mem-queue-size must be 0 or more")
+        # The Go nsqd takes a negative size for 0.
+        object.__setattr__(self, "mem_queue_size", max(0, self.mem_queue_size))
         for name in ("lookupd_tcp_address", "auth_http_address"):
             object.__setattr__(self, name, tuple(one_or_several(getattr(self, name))))
         for percentile in self.e2e_processing_latency_percentile:

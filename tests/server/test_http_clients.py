@@ -1,10 +1,12 @@
 """The default requests of HTTP clients in other languages reach the daemons completely."""
 
+import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from plugins.raw_client import RawClient
 from plugins.servers import AnyNsqd
@@ -71,10 +73,21 @@ def test_old_http_clients_are_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
     address = any_nsqd().http_address
     padded = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n3 \r\nabc\r\n0\r\n\r\n"
     star = b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"
+    unix = b"GET /ping HTTP/1.1\nHost: x\nConnection: keep-alive\n\n"
     with RawClient(address, magic=b"") as connection:
-        for request in (padded, star, padded):
+        for request in (padded, star, unix, padded):
             connection.send(request)
             assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_the_stacks_of_a_daemon_are_a_page_and_other_profiles_are_taken_outside() -> None:
+    with EmbeddedNsqlookupd() as lookupd:
+        url = f"http://{lookupd.http_address}/debug/pprof/"
+        assert "goroutine" in httpx.get(url).text
+        stacks = httpx.get(url + "goroutine").text
+        assert ("thread MainThread" in stacks, "serve" in stacks) == (True, True)
+        heap = httpx.get(url + "heap")
+        assert (heap.status_code, f"--pid {os.getpid()}" in heap.text) == (501, True)
 
 
 JAVA = """import java.net.URI; import java.net.http.*; class Post {
