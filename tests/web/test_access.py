@@ -133,6 +133,8 @@ def test_a_browser_logs_in_by_a_form_and_out_by_a_button(
     assert (form.status, 'value="/nsq/?q=a%20b"' in form.text) == (200, True)
     assert "www-authenticate" not in {**led.headers, **form.headers}
     assert running.get("/static/console.css").status == 200
+    expired = running.post("/act?action=delete", "x=y", headers=page)
+    assert (expired.status, expired.headers["location"]) == (303, "/nsq/login")
 
     def log_in(password: str, target: str = "/nsq/?q=a%20b") -> Answer:
         return running.post(

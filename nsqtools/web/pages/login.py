@@ -19,14 +19,16 @@ from nsqtools.web.sessions import COOKIE
 def is_browser(request: Request) -> bool:
     """Return whether a person waits for a page, who has not sent a user and a password."""
     accept, authorization = (request.headers.get(name, "") for name in ("accept", "authorization"))
-    return request.method == "GET" and "text/html" in accept and not authorization
+    return "text/html" in accept and not authorization
 
 
 def to_login(request: Request, to: Addresses) -> Response:
-    """Return a redirect to the form, which leads back to the page of a request."""
+    """Return a redirect to the form, which leads back to the requested page."""
     path, query = request.url.path, request.url.query
     target = f"{path}?{query}" if query else path
-    return RedirectResponse(to.page("/login", next="" if target == to.page("/") else target), 303)
+    if request.method != "GET" or target == to.page("/"):  # a form is not sent again
+        target = ""
+    return RedirectResponse(to.page("/login", next=target), 303)
 
 
 def login_page(
