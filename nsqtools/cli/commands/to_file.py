@@ -339,9 +339,11 @@ def to_file(
     uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
     options = connection.client_options(**THROUGHPUT)
     watch = ChannelWatch(topics.given, channel, connection, runtime, force=True)
-    # Before the note about a new channel, which would not be created if this failed.
+    notes: list[str] = []
+    watch.check_topics(create=consuming.create, notify=notes.append)
     settings.directories.prepare()
-    watch.check_topics(create=consuming.create)
+    for note in notes:  # A new channel would not be created without the folders.
+        runtime.info(note)
     limits = consuming.limits.run_limits()
     run = ArchiveRun(topics, channel, options, settings, limits=limits, uploads=uploads, hook=hook)
     archiver = run.archiver

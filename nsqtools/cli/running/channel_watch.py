@@ -61,9 +61,16 @@ class ChannelWatch:
         self._force = force
         self._inspected: set[tuple[str, Address]] = set()
 
-    def check_topics(self, *, create: bool, may_share: bool = True) -> bool:
+    def check_topics(
+        self,
+        *,
+        create: bool,
+        may_share: bool = True,
+        notify: Callable[[str], None] | None = None,
+    ) -> bool:
         """Check every topic before subscribing, and report new, paused and empty queues.
 
+        ``notify`` gets the lines about queues, which are printed by default.
         Unless it ``may_share`` the channel with other consumers, these are reported, and on a
         terminal the user is asked; returns whether to continue. Raises `NotFoundError` for a topic
         that does not exist unless ``create``, `ConfigurationError` for a backlog that would be
@@ -80,6 +87,7 @@ class ChannelWatch:
 
         channel, nsqds = check_channel(self._channel), self._connection.nsqd_tcp_addresses
         topics = [check_topic(topic) for topic in self._topics]
+        notify = notify or self._runtime.info
         report: TopicReport | None = None
         with ClusterSettings(self._connection).open() as cluster:
             for topic in topics:
@@ -92,11 +100,11 @@ class ChannelWatch:
                             raise report.failed[0]
                 report.topic = topic
                 if warning := check_subscription(report, channel, create=create, force=self._force):
-                    self._runtime.info(f"nsq: {warning}")
+                    notify(f"nsq: {warning}")
                 elif report.is_paused(channel) or (
                     is_new_channel(report, channel) and not is_ephemeral(channel)
                 ):
-                    self._runtime.info(f"nsq: {describe_queue(report, channel)}")
+                    notify(f"nsq: {describe_queue(report, channel)}")
                 if not may_share and not confirm_shared_channel(report, channel, self._runtime):
                     return False
                 answered = () if report.failed else map(parse_address, nsqds)
