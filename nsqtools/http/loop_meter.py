@@ -211,12 +211,25 @@ async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
             until_s = meter.share_ends_s()
 
 
+async def list_in_steps(items: Iterable[T]) -> list[T]:
+    """Return the items, and let the loop run other work after each step.
+
+    An item costs a tenth of what it costs with `in_steps`.
+    """
+    meter, clock_s = meter_of(asyncio.get_running_loop()), time.monotonic
+    result: list[T] = []
+    until_s = meter.share_ends_s()
+    for item in items:
+        result.append(item)
+        if clock_s() >= until_s:
+            await sleep(0)
+            until_s = meter.share_ends_s()
+    return result
+
+
 async def page_in_steps(lines: Iterable[str]) -> bytes:
     """Return the lines as one page, each with a final newline."""
-    page = bytearray()
-    async for line in in_steps(lines):
-        page += f"{line}\n".encode()
-    return bytes(page)
+    return b"".join(await list_in_steps(f"{line}\n".encode() for line in lines))
 
 
 def free_in_steps(dropped: deque[Any] | list[Any]) -> None:

@@ -28,7 +28,7 @@ from nsqtools.http.http_server import (
     raw_json_response,
     text_response,
 )
-from nsqtools.http.loop_meter import in_steps, page_in_steps
+from nsqtools.http.loop_meter import in_steps, list_in_steps, page_in_steps
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, parse_address, shown_url
 from nsqtools.protocol.requests import (
@@ -143,8 +143,7 @@ class NsqdHTTP:
             with_memory=query.get("include_mem") not in _FALSE,
         )
         if query.get("format") == "json":
-            pieces = [piece async for piece in in_steps(stats.encoded())]
-            return raw_json_response(b"".join(pieces))
+            return raw_json_response(b"".join(await list_in_steps(stats.encoded())))
         start_ns = int(self._nsqd.start_time_s * 1e9)
         return text_response(await page_in_steps(stats_lines(stats, start_ns)))
 

@@ -26,10 +26,17 @@ from datetime import datetime
 from operator import attrgetter
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.loop_meter import LoopMeter, in_steps, meter_of
+from nsqtools.http.loop_meter import LoopMeter, in_steps, list_in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.requests import PeerInfo
-from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
+from nsqtools.protocol.stats import (
+    NO_LATENCY,
+    ChannelStats,
+    ClientStats,
+    LatencyStats,
+    NsqdStats,
+    TopicStats,
+)
 from nsqtools.protocol.text import go_duration
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line
@@ -207,13 +214,8 @@ async def gather_stats(
                 consumers[client.subscription.channel].append(stats)
             if client.publishing.counts:
                 producers.append(stats)
-        topics = tuple(
-            [
-                await _topic_stats(candidate, channel, consumers)
-                async for candidate in in_steps(selected)
-                if not channel or channel in candidate.channels
-            ]
-        )
+        named = [item for item in selected if not channel or channel in item.channels]
+        topics = tuple(filter(None, await list_in_steps(_topics_stats(named, channel, consumers))))
     return NsqdStats(
         version=NSQ_VERSION,
         health=nsqd.health.text,
@@ -224,25 +226,33 @@ async def gather_stats(
     )
 
 
-async def _topic_stats(topic: Topic, channel: str, consumers: Consumers | None) -> TopicStats:
-    channels = (
-        [topic.channels[channel]] if channel else sorted(topic.channels.values(), key=_by_name)
-    )
-    windows = [channel.latency for channel in topic.channels.values()]
-    latencies = [window for window in windows if window is not None]
-    return TopicStats(
-        topic_name=topic.name,
-        channels=tuple([_channel_stats(item, consumers) async for item in in_steps(channels)]),
-        depth=topic.depth,
-        backend_depth=topic.backlog.disk_depth,
-        message_count=topic.message_count,
-        message_bytes=topic.message_bytes,
-        paused=topic.is_paused,
-        e2e_processing_latency=latency_stats(latencies),
-    )
+def _topics_stats(
+    topics: Iterable[Topic], channel: str, consumers: Consumers | None
+) -> Iterator[TopicStats | None]:
+    """Yield the statistics of topics, and None after each channel of a topic."""
+    for topic in topics:
+        selected = sorted(topic.channels.values(), key=_by_name)
+        channels: list[ChannelStats] = []
+        for candidate in selected:
+            if candidate.name == channel or not channel:
+                channels.append(_channel_stats(candidate, consumers))
+                yield None
+        yield TopicStats(
+            topic_name=topic.name,
+            channels=tuple(channels),
+            depth=topic.depth,
+            backend_depth=topic.backlog.disk_depth,
+            message_count=topic.message_count,
+            message_bytes=topic.message_bytes,
+            paused=topic.is_paused,
+            e2e_processing_latency=latency_stats(
+                [item.latency for item in selected if item.latency is not None]
+            ),
+        )
 
 
 def _channel_stats(channel: Channel, consumers: Consumers | None) -> ChannelStats:
+    latency = channel.latency
     return ChannelStats(
         channel_name=channel.name,
         depth=len(channel.backlog),
@@ -255,7 +265,7 @@ def _channel_stats(channel: Channel, consumers: Consumers | None) -> ChannelStat
         client_count=len(channel.consumers),
         clients=None if consumers is None else tuple(consumers.get(channel, ())),
         paused=channel.is_paused,
-        e2e_processing_latency=latency_stats([] if channel.latency is None else [channel.latency]),
+        e2e_processing_latency=latency_stats([latency]) if latency is not None else NO_LATENCY,
     )
 
 

@@ -111,7 +111,7 @@ class Channel:
     @property
     def in_flight_count(self) -> int:
         """The number of messages in flight, including those of disconnected consumers."""
-        return sum(map(len, self._in_flight))
+        return sum(map(len, self._in_flight)) if self._in_flight else 0
 
     # consumers
 

@@ -35,7 +35,7 @@ from ddsketch import DDSketch
 
 from nsqtools.protocol.frames import ID_LENGTH, MESSAGE, MIN_MESSAGE_SIZE
 from nsqtools.protocol.requests import LARGE_COUNT
-from nsqtools.protocol.stats import LatencyStats
+from nsqtools.protocol.stats import NO_LATENCY, LatencyStats
 
 
 class InFlightMessages:
@@ -320,7 +320,7 @@ class LatencyWindow:
 def latency_stats(latencies: Sequence[LatencyWindow]) -> LatencyStats:
     """Return the statistics of one channel, or of all channels of a topic."""
     if not latencies:
-        return LatencyStats()
+        return NO_LATENCY
     merged = _sketch()
     for latency in latencies:
         latency.merge_into(merged)
