@@ -331,6 +331,8 @@ class DurableStore:
             if transaction.damage:
                 transaction.database = self._files.renew(transaction.database, transaction.damage)
                 transaction.damage = ""
+                if self.is_strict:
+                    transaction.database.index_ids()
             commit = transaction.database.commit
             try:
                 transaction.come_due = commit(transaction.step, transaction.written)
@@ -347,25 +349,23 @@ class DurableStore:
                 transaction.damage = transaction.failure
         self.loop.call_soon_threadsafe(self._after_commit, transaction)
         if not transaction.failure:
-            self._maintain(transaction.database.checkpoint_if_due)
+            self._tidy(transaction.database)
 
-    def _maintain(self, action: Callable[[], T]) -> T | None:
+    def _shrink(self) -> None:
+        self._shrink_timer = None
+        if not (self._is_writing or self._is_scheduled or self._timer or self._is_closed):
+            self._executor.submit(self._tidy, self.database, is_idle=True)
+
+    def _tidy(self, database: Database, *, is_idle: bool = False) -> None:
+        """Bring a large log into the file or, when there is nothing to write, shrink the file."""
         try:
-            return action()
+            if not is_idle:
+                database.checkpoint_if_due()
+            elif database.shrink():
+                self.loop.call_soon_threadsafe(self._write)  # which calls `_shrink` after a pause
         except sqlite3.Error as exc:
             if not _is_full(exc):
                 self.loop.call_soon_threadsafe(self.report_damage, str(exc))
-            return None
-
-    def _shrink(self) -> None:
-        """Make the file smaller, on the thread, when there is nothing to write."""
-        self._shrink_timer = None
-        if not (self._is_writing or self._is_scheduled or self._timer or self._is_closed):
-            self._executor.submit(self._shrink_step, self.database)
-
-    def _shrink_step(self, database: Database) -> None:
-        if self._maintain(database.shrink):
-            self.loop.call_soon_threadsafe(self._write)  # which waits, and calls `_shrink` again
 
     def _after_commit(self, transaction: _Transaction) -> None:
         if self._is_closed:
