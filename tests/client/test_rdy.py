@@ -397,11 +397,12 @@ class ReadyMachine(RuleBasedStateMachine):
         self.deliver()
         live = set(self.caps) - self.closing
         if live and self.max_in_flight >= len(live):
-            share = self.max_in_flight // len(live)
-            for n in live:
-                assert min(share, self.caps[n]) <= self.at_nsqd[n] <= min(share + 1, self.caps[n])
-            if all(self.caps[n] > share for n in live):
-                assert sum(self.at_nsqd[n] for n in live) == self.max_in_flight
+            ready = {n: self.at_nsqd[n] for n in live}
+            room = sum(self.caps[n] for n in live)
+            assert sum(ready.values()) == min(self.max_in_flight, room)
+            assert all(
+                max(ready.values()) - 1 <= ready[n] or ready[n] == self.caps[n] for n in live
+            )
         elif live:
             assert sum(self.at_nsqd.values()) == self.max_in_flight
 
