@@ -189,8 +189,13 @@ KILLED_BEFORE_EACH_STEP = """
 import os, shutil, signal, sys
 from itertools import count
 from pathlib import Path
+from nsqtools.server import durable_database
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_path import DurablePath
+
+# A kill loses nothing that was not synced, so do without, which is faster.
+os.fsync = os.fdatasync = lambda descriptor: None
+durable_database._SETTINGS += (("synchronous", 0),)
 
 def kill_before(step):
     steps = count(1)
