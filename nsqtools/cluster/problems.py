@@ -26,6 +26,7 @@ from nsqtools.cluster.inventory import NodeStatus
 from nsqtools.cluster.queue_rows import QueueRow, Rates, rates_between
 from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.cluster.texts import last_seen_text, rate_text, waiting_text
+from nsqtools.http.http_api import PORTS
 from nsqtools.protocol.names import is_ephemeral
 
 # A healthy consumer of a quiet queue may answer nothing for seconds; over a shorter time every
@@ -70,6 +71,7 @@ class Fault(enum.Enum):
 
     GONE = CRITICAL, "Start it again: its messages are in its -data-path."
     NO_ANSWER = CRITICAL, "Look at its process, its log and the network."
+    WRONG_PORT = CRITICAL, PORTS, "no answer"
     NOT_WELL = (
         CRITICAL,
         "Make room on its disk; consumers that finish messages make room, too. Until then do not"
@@ -377,7 +379,8 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
     gone = {node.address: node for node in sample.nodes if node.is_gone}
     for failure in sample.failures:
         node = gone.get(failure.address)
-        fault = Fault.NO_ANSWER if node is None else Fault.GONE
+        silence = Fault.WRONG_PORT if failure.error.hint == PORTS else Fault.NO_ANSWER
+        fault = silence if node is None else Fault.GONE
         text = failure.reason if node is None else gone_text(node, sample.time_s)
         yield Problem(fault, text, node=failure.address, weight=WHOLE_NODE)
     for address, _, stats in sample.reports:

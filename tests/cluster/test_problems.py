@@ -29,6 +29,7 @@ from nsqtools.cluster.problems import (
     find_problems,
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+from nsqtools.http.http_api import HTTPAccess
 
 COUNT = 30
 
@@ -239,6 +240,16 @@ def test_what_restarts_an_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: Exit
     nsqd.start()
     wait_until(lambda: Fault.GONE not in stage.judge(), what="it answers again")
     assert nsqd.depth("t", "c") == COUNT
+
+
+def test_a_tcp_port_that_is_asked_over_http_is_named(embedded_nsqd: AnyNsqd) -> None:
+    nsqd = embedded_nsqd()
+    addresses = ClusterAddresses([nsqd.http_address], [nsqd.tcp_address])
+    with Cluster(addresses, HTTPAccess()) as cluster:
+        sample = Sampler(cluster, SampleFilter(), required=False).sample()
+    [problem] = find_problems(sample)
+    assert (problem.fault, problem.kind) == (Fault.WRONG_PORT, "no answer")
+    assert "nsqlookupd's 4161" in problem.remedy
 
 
 @pytest.fixture
