@@ -11,8 +11,8 @@ log = logging.getLogger("nsqtools")
 class ChangeLog:
     """Log a problem when it begins, changes or ends, and not each time that it is met again.
 
-    What is tried again every few seconds would otherwise fill the log with one line. A key names
-    the subject of a problem: a topic, an address.
+    A question that is repeated every few seconds would otherwise fill the log with one line. A key
+    names the subject of a problem: a topic, an address.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """How long messages have waited, at least. Pure.
 
 nsqd does not show the age of a message. But if more messages wait or are in flight than arrived
-since a moment, one of them is older than that moment, in whatever order they are delivered.
+since a moment, the oldest is older than that moment, in whatever order they are delivered.
 """
 
 from __future__ import annotations

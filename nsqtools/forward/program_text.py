@@ -65,23 +65,16 @@ _LONG_CODE = re.compile(r"--?(eval|print|command|execute|expression|source|run|q
 _LONG_VALUE = re.compile(r"--(rcfile|init-file|require|import|loader|file|user|group|host|shell)")
 
 # Programs that run another one, after their own options.
-_WRAPPERS = _named(
-    "env sudo doas nice ionice timeout nohup setsid stdbuf time chrt taskset chroot unshare nsenter"
-    " setpriv gosu su-exec tini dumb-init flock xargs find busybox strace systemd-run docker podman"
-    " kubectl command exec unbuffer uv poetry pipx npx entr runcon firejail faketime systemd-cat"
-    " sshpass prlimit torsocks proxychains",
-    _Interpreter(""),
-)
+_WRAPPER_NAMES = """
+    env sudo doas nice ionice timeout nohup setsid stdbuf time chrt taskset chroot unshare
+    nsenter setpriv gosu su-exec tini dumb-init flock xargs find busybox strace systemd-run
+    docker podman kubectl command exec unbuffer uv poetry pipx npx entr runcon firejail
+    faketime systemd-cat sshpass prlimit torsocks proxychains
+"""
+_WRAPPERS = frozenset(_WRAPPER_NAMES.split())
 _SCRIPT_OF = {"env": ("-S", "-vS", "--split-string"), "flock": ("-c", "--command")}
-_JOINING = (
-    "ssh",
-    "parallel",
-    "watch",
-    "eval",
-    "rsh",
-    "tmux",
-    "screen",
-)  # a shell reads their words again
+# A shell reads their words again.
+_JOINING = ("ssh", "rsh", "parallel", "watch", "eval", "tmux", "screen")
 
 
 def find_program_text(words: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ _INDEX = f"/debug/pprof/\n\n{_STACKS}: stacks of threads and tasks\n"
 
 
 def show_debug_page(request: Request) -> Response:
-    """Answer with the index, a profile, or 501 for one that a Python process has not."""
+    """Answer with the index, a profile, or 501 for a profile that a Python process lacks."""
     if not request.option:
         return plain_response(_INDEX)
     if request.option == _STACKS:
