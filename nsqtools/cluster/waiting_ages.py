@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 
 from nsqtools.cluster.queue_rows import Key, QueueRow
 
-# Moments kept of a queue, with even distances: an age is about a thirtieth too low.
-MAX_MOMENTS = 32
+# Moments kept of a queue. The older half has even distances, so an age is at most 4 % too low.
+MAX_MOMENTS = 64
 
 
 class WaitingAges:
@@ -51,6 +50,14 @@ def _follow(moments: deque[tuple[float, int]], at_s: float, row: QueueRow) -> No
     if not moments or row.messages > moments[-1][1]:
         moments.append((at_s, row.messages))
     if len(moments) > MAX_MOMENTS:
-        gaps_s = [later[0] - earlier[0] for earlier, later in pairwise(moments)]
-        joined_s = [a + b for a, b in pairwise(gaps_s)]
-        del moments[joined_s.index(min(joined_s)) + 1]
+        _thin_out(moments)
+
+
+def _thin_out(moments: deque[tuple[float, int]]) -> None:
+    """Leave about half of the moments, with even distances, and the last one."""
+    everything, last = list(moments), moments.pop()
+    step_s = (last[0] - everything[0][0]) * 2 / MAX_MOMENTS
+    moments.clear()
+    for moment in everything:
+        if not moments or moment is last or moment[0] - moments[-1][0] >= step_s:
+            moments.append(moment)
