@@ -25,15 +25,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
-from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyarrow import compute, string, types
 
 from nsqtools.archive.columns import KEYS_OF, message_schema, one_array, read_json
-from nsqtools.archive.place import translating_errors
-from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
@@ -431,12 +428,18 @@ def _new_column(column: Any) -> Any:
     return one_array(column) if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
-_PLAIN = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: string()}
+PLAIN_TYPES = {
+    bool: pyarrow.bool_(),
+    int: pyarrow.int64(),
+    float: pyarrow.float64(),
+    str: string(),
+}
+"""The types of columns by the types of JSON values."""
 
 
 def _type_of(value: object) -> Any:
     """Return the type of the column for a plain value; None for other values."""
-    return _PLAIN.get(type(value))
+    return PLAIN_TYPES.get(type(value))
 
 
 def _converter(kind: Any) -> Callable[[object], object]:
@@ -515,85 +518,3 @@ def _to_time(value: object) -> object:
             pyarrow.array([text], pyarrow.string()).cast(pyarrow.timestamp("us", tz=zone))
             return text
     return _MISFIT
-
-
-# -- schemas ------------------------------------------------------------------------------------
-
-
-def load_schema(source: Path | str) -> dict[str, Any]:
-    """Read and normalize a JSON Schema of an object from a file, or from text that begins with {.
-
-    Raises `OutputError` and `ConfigurationError`.
-    """
-    is_text = isinstance(source, str) and source.lstrip().startswith("{")
-    shown = "the schema" if is_text else str(source)
-    with translating_errors("read", shown):
-        text = str(source) if is_text else Path(source).read_bytes()
-    try:
-        document = json.loads(text)
-    except ValueError as exc:
-        raise ConfigurationError(f"{shown} is not JSON ({exc})") from None
-    try:
-        return json_schema(fields_of(document))
-    except ValueError as exc:
-        raise ConfigurationError(
-            f"{shown} is not a schema of columns: {exc}",
-            hint="Give each field one type, or omit it: its values stay in the body. "
-            "nsq archive schema ARCHIVE prints a schema.",
-        ) from None
-
-
-def fields_of(document: Mapping[str, Any] | None) -> list[pyarrow.Field]:
-    """Return the fields of a JSON Schema, [] for None. Raises ``ValueError`` with the reason."""
-    return [] if document is None else _fields_in("it", document)
-
-
-def _fields_in(name: str, schema: Any) -> list[pyarrow.Field]:
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    if not isinstance(properties, Mapping):
-        raise ValueError(f"{name} has no properties")
-    return [pyarrow.field(field, _arrow_type(field, of)) for field, of in properties.items()]
-
-
-def _arrow_type(name: str, schema: Any) -> Any:
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    if not isinstance(kinds, str | list):
-        raise ValueError(f"{name} has no type, but {json.dumps(schema)[:60]}")
-    kinds = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"]
-    if len(kinds) != 1:
-        raise ValueError(f"{name} has {len(kinds)} types, not one")
-    kind = kinds[0]
-    if kind == "array":
-        return pyarrow.list_(_arrow_type(f"{name}[]", schema.get("items")))
-    if kind == "object":
-        # Parquet has no structs without fields.
-        if not (fields := _fields_in(name, schema)):
-            raise ValueError(f"{name} is an object without properties")
-        return pyarrow.struct(fields)
-    if kind == "string" and schema.get("format") == "date-time":
-        return pyarrow.timestamp("us", tz="UTC")
-    plain = dict(zip(("boolean", "integer", "number", "string"), _PLAIN.values(), strict=True))
-    if kind not in plain:
-        raise ValueError(f"{name} has the unknown type {kind}")
-    return plain[kind]
-
-
-def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
-    """Return a JSON Schema from which `fields_of` returns the same fields."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {field.name: _json_type(field.type) for field in fields},
-    }
-
-
-def _json_type(kind: Any) -> dict[str, Any]:
-    if types.is_struct(kind):
-        properties = {field.name: _json_type(field.type) for field in kind}
-        return {"type": "object", "properties": properties}
-    if types.is_list(kind):
-        return {"type": "array", "items": _json_type(kind.value_type)}
-    if types.is_timestamp(kind):
-        return {"type": "string", "format": "date-time"}
-    plain = {"boolean": types.is_boolean, "integer": types.is_integer, "number": types.is_floating}
-    return {"type": next((name for name, matches in plain.items() if matches(kind)), "string")}

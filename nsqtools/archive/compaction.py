@@ -41,7 +41,8 @@ from uuid import uuid4
 
 import pyarrow
 
-from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
+from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns
+from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.catalog import (
     PartitionKey,
     Source,
@@ -62,6 +63,7 @@ from nsqtools.archive.place import (
     refuse_nested,
     translating_errors,
 )
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.slices import (
     NOTES,
@@ -77,6 +79,7 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
+from nsqtools.archive.table_places import refuse_inside_table, url_of_topic
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.files.scratch import environment_variables
 from nsqtools.records.envelope import BodyKind
@@ -116,6 +119,20 @@ class Selection:
         if key.day is None:
             return is_named and not (self.first or self.last)
         return is_named and (self.first or date.min) <= key.day <= (self.last or date.max)
+
+    def find_sources(self, inputs: Inputs) -> list[Source]:
+        """Return the sources that may have selected topics. Raises `NsqError`."""
+        topics = self.topics
+        return find_sources(
+            inputs.places,
+            lambda partition: not topics or partition.get("topic") in {*topics, None},
+        )
+
+    def has_many_topics(self, inputs: Inputs) -> bool:
+        """Return whether several topics are selected. Raises `NsqError`."""
+        sources = () if len(self.topics) == 1 else self.find_sources(inputs)
+        topics = {source.topic for source in sources}
+        return len(topics & self.topics if self.topics else topics) > 1
 
     def is_open(self, key: PartitionKey, now_s: float) -> bool:
         """Return whether a partition must wait until its day is closed."""
@@ -240,6 +257,7 @@ class Compaction:
         *,
         is_delta: bool = False,
         now_s: float | None = None,
+        sources: Sequence[Source] | None = None,
     ) -> None:
         self.selection, self.settings = selection, settings
         self._inputs = inputs
@@ -259,7 +277,8 @@ class Compaction:
             self._check(is_delta=is_delta)
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
         self._lock = PlaceLock()
-        self.sources: list[Source] = []
+        self._given_sources = sources
+        self.sources: Sequence[Source] = []
         self.partitions: list[Partition] = []
         self.grown: list[Source] = []
         """Files of bare bodies that have grown since they were compacted. They are skipped."""
@@ -282,11 +301,7 @@ class Compaction:
         """Find the inputs and existing outputs, and plan the jobs of each partition."""
         if self.table is not None and self.table.exists():
             self.table.check_writable(removes=self.in_place)
-        topics = self.selection.topics
-        self.sources = find_sources(
-            self._inputs.places,
-            lambda partition: partition.get("topic") in {*topics, None} or not topics,
-        )
+        self.sources = self._given_sources or self.selection.find_sources(self._inputs)
         available = {source.topic for source in self.sources if source.topic is not None}
         for topic in sorted(self.selection.topics - available):
             raise NotFoundError(
@@ -477,19 +492,29 @@ class Compaction:
 
         The output must be locked.
         """
+        run_together([self], run_jobs)
+
+    def prepare(self) -> None:
+        """Refuse damaged inputs, and create the table and its columns."""
         if not self.settings.skips_damaged:
             for source in chain.from_iterable(partition.sources for partition in self.work):
                 if source.damage:
                     raise unreadable(source, source.damage)
         if self.table is not None and self.jobs:
             extras = {name for partition in self.work for name, _ in partition.key.extras}
+            with translating_errors("use", self.output):
+                if not self.table.exists():
+                    refuse_inside_table(self.output)
             prepare_table(self.table, self._extra_columns, self._body_kind, sorted(extras))
-        partition_of_job = [partition for partition in self.work for _ in partition.jobs]
-        for number, result in run_jobs(self.jobs):
-            partition = partition_of_job[number]
-            partition.results.append(result)
-            if len(partition.results) == len(partition.jobs):
-                self._finish(partition)
+
+    def add(self, partition: Partition, result: JobResult) -> None:
+        """Add the result of a job, and commit the partition if it is the last one."""
+        partition.results.append(result)
+        if len(partition.results) == len(partition.jobs):
+            self._finish(partition)
+
+    def finish(self) -> None:
+        """Commit the partitions without jobs."""
         for partition in self.work:
             if not partition.jobs:
                 self._finish(partition)
@@ -592,6 +617,70 @@ def _compacted_size(note: Mapping[str, Any], source: Source) -> int | None:
     # A file without a head has another hash after it has grown. The old part is compared.
     with translating_errors("read", source.shown):
         return size if source.file.storage.digest(source.file.name, size) == begin else None
+
+
+# -- several tables ----------------------------------------------------------------------------
+
+
+def run_together(compactions: Sequence[Compaction], run_jobs: RunJobs) -> None:
+    """Run the jobs of all compactions together. Their outputs must be locked."""
+    for compaction in compactions:
+        compaction.prepare()
+    owners = [
+        (compaction, partition)
+        for compaction in compactions
+        for partition in compaction.work
+        for _ in partition.jobs
+    ]
+    for number, result in run_jobs([job for each in compactions for job in each.jobs]):
+        compaction, partition = owners[number]
+        compaction.add(partition, result)
+    for compaction in compactions:
+        compaction.finish()
+
+
+def compactions_by_topic(
+    inputs: Inputs, url: str, selection: Selection, settings: Settings, *, is_delta: bool
+) -> list[Compaction]:
+    """Return a compaction for each selected topic, whose table has the topic in its URL.
+
+    Raises `NsqError`, also for bare bodies, which name no topic.
+    """
+    by_topic: dict[str | None, list[Source]] = {}
+    sources_of_file: dict[str, list[Source]] = {}
+    for source in selection.find_sources(inputs):
+        sources_of_file.setdefault(source.key, []).append(source)
+        if not selection.topics or source.topic in selection.topics:
+            by_topic.setdefault(source.topic, []).append(source)
+    compactions = []
+    settings = replace(settings, parallel=max(1, settings.parallel // max(1, len(by_topic))))
+    for topic, sources in by_topic.items():
+        try:
+            output = parse_place(url_of_topic(url, topic))
+        except ValueError as exc:
+            raise ConfigurationError(
+                f"{sources[0].shown} has no table below {url}: {exc}",
+                hint="Select topics with --topic, or give a place of one table.",
+            ) from None
+        # A file is deleted only if all of its topics are selected and compacted.
+        others = [other for s in sources if s.is_shared for other in sources_of_file[s.key]]
+        unique = list({(s.key, s.topic): s for s in [*sources, *others]}.values())
+        chosen = replace(selection, topics=frozenset([str(topic)]))
+        # Tables of other topics have other columns.
+        tables = [p for p in inputs.delta if any(s.shown.startswith(f"{p}/") for s in sources)]
+        compactions.append(
+            Compaction(
+                replace(inputs, delta=tuple(tables)),
+                output,
+                chosen,
+                settings,
+                is_delta=is_delta,
+                sources=unique,
+            )
+        )
+    if missing := sorted(selection.topics - {*by_topic}):
+        raise NotFoundError(f"there are no messages of {', '.join(missing)}")
+    return compactions
 
 
 def delete_archive(source: Source) -> bool:

@@ -1,16 +1,20 @@
 """Read the log of a Delta table, and commit Parquet files to it.
 
-delta-rs reads and writes the log without a JVM. Files are read and written with pyarrow alone,
-because after a scan by delta-rs through pyarrow's data sets the interpreter aborts at its exit.
+delta-rs reads the log without a JVM, and changes schemas. Files are read and written with pyarrow
+alone, because after a scan by delta-rs through pyarrow's data sets the interpreter aborts at its
+exit. delta-rs opens, updates and commits in time in proportion to the files of the table (0.3 s of
+CPU each for 50,000), which would make the life of a table quadratic. So a catalog keeps a
+`_Snapshot`, reads only the log of newer versions, and writes the commits of files itself.
 
 A commit that may be repeated after a kill carries a number of its writer, the *application
-transaction*. delta-rs accepts the same number twice. So the number is read from the same snapshot
-that commits, and the commit goes to the next version or fails. Any commit in between, also a
-repetition of the same one, makes the attempt fail, and the next attempt reads the number again.
-Numbers begin at 1, because a writer without a commit has number 0.
+transaction*. Delta accepts the same number twice. So the number is read from the same snapshot that
+commits, and the commit goes to the next version or fails. Any commit in between, also a repetition
+of the same one, makes the attempt fail, and the next attempt reads the number again. Numbers begin
+at 1, because a writer without a commit has number 0.
 
-On S3 a version of the log is stored with a conditional put, so writers do not overwrite each other
-and need no lock. A store that accepts such a put twice is detected and refused.
+A version of the log is stored only if it does not exist, on S3 with a conditional put, so writers
+do not overwrite each other and need no lock. A store that accepts such a put twice is detected and
+refused.
 """
 
 from __future__ import annotations
@@ -25,12 +29,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from nsqtools.archive.place import Place, failure_of, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import error_of
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import sync_data, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
 
@@ -47,6 +51,8 @@ INGESTED = "_ingest.json"
 COMMIT_ATTEMPTS = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _BLANKS = re.compile(r"(?:\s|\x1b\[\d*m)+")  # delta-rs colors its errors.
+CHECKPOINT_INTERVAL = 100
+"""Versions between two checkpoints, as in delta-rs, unless the table has a property."""
 LOG_BATCH_ROWS = 10_000
 """Entries of a log that become Python objects at a time, which bounds the memory."""
 UNSYNCED_FILES = 100
@@ -86,7 +92,11 @@ PartitionValues = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table. ``path`` is relative to the table; unknown counts and times are None."""
+    """A file of a table. ``path`` is relative to the table; unknown counts and times are None.
+
+    ``statistics`` are those of columns besides ``ts_ns`` in the form of Delta: ``minValues``,
+    ``maxValues`` and ``nullCount``, each by column. They are not read from a log.
+    """
 
     path: str
     bytes: int
@@ -94,6 +104,7 @@ class TableFile:
     min_ts_ns: int | None = None
     max_ts_ns: int | None = None
     partition: PartitionValues = field(default_factory=dict)
+    statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def is_table(storage: Place) -> bool:
@@ -117,6 +128,31 @@ def refuse_other_form(storage: Place, option: str, *, is_delta: bool) -> None:
             f"{storage.url} holds Parquet that is not a Delta table",
             hint=f"Leave {option} delta out, or give another place.",
         )
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """A version of a table. ``table`` may be an earlier one with the same schema and protocol.
+
+    ``entry`` identifies the file of the version in the log. ``numbers`` are those of writers that
+    have committed since ``table`` was opened.
+    """
+
+    table: DeltaTable
+    version: int
+    entry: str
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the table lacks the files of newer versions."""
+        return self.version != self.table.version()
+
+    def number_of(self, app_id: str) -> int:
+        """Return the number of a writer's last commit, 0 without one."""
+        if app_id not in self.numbers:
+            self.numbers[app_id] = int(self.table.transaction_version(app_id) or 0)
+        return self.numbers[app_id]
 
 
 class _Access(Enum):
@@ -157,6 +193,7 @@ class DeltaCatalog:
             )
         self._uri = place if is_local else place.replace("#", "%23").replace("?", "%3F")
         self._is_checked = False
+        self._latest: _Snapshot | None = None
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -193,11 +230,11 @@ class DeltaCatalog:
         """Return the columns, including the partition columns."""
         import pyarrow
 
-        return pyarrow.schema(self._table().schema().to_arrow())
+        return pyarrow.schema(self._snapshot().table.schema().to_arrow())
 
     @property
     def partition_columns(self) -> list[str]:
-        return list(self._table().metadata().partition_columns)
+        return list(self._snapshot().table.metadata().partition_columns)
 
     def files(
         self, *, is_selected: Callable[[PartitionValues], bool] = lambda at: True
@@ -209,14 +246,14 @@ class DeltaCatalog:
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
         with self._failing():
-            return int(self._table().transaction_version(app_id) or 0)
+            return self._snapshot().number_of(app_id)
 
     def check_writable(self, *, removes: bool = False) -> None:
         """Raise `ConfigurationError` for a table with rules that nsqtools does not implement.
 
         ``removes`` is true for a caller that replaces files, as compaction does.
         """
-        self._table(_Access.REPLACE if removes else _Access.APPEND)
+        self._snapshot(_Access.REPLACE if removes else _Access.APPEND)
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -232,7 +269,7 @@ class DeltaCatalog:
 
         fields, attempts = list(fields), 0
         while True:
-            table = self._table(_Access.APPEND)
+            table = self._snapshot(_Access.APPEND).table
             present = {field.name: field for field in pyarrow.schema(table.schema().to_arrow())}
             lower_names = {name.lower() for name in present}
             new = [field for field in fields if field.name.lower() not in lower_names]
@@ -246,6 +283,7 @@ class DeltaCatalog:
                 break
             with self._failing():
                 try:
+                    table = self._table(_Access.APPEND)
                     if new:
                         table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
                     # One commit per pass, because each must be based on the current schema.
@@ -278,53 +316,50 @@ class DeltaCatalog:
         ``data_change`` is False for a compaction that does not change the rows. Raises
         `OutputError` if a file to remove is no longer in the table.
         """
-        from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import CommitFailedError
-        from deltalake.transaction import AddAction, RemoveAction
-
         if number < 1:
             raise ValueError("numbers of commits begin at 1")
         self._check_store()
-        now_ms = int(time.time() * 1000)
-        added = [
-            AddAction(
-                file.path, file.bytes, dict(file.partition), now_ms, data_change, _statistics(file)
-            )
-            for file in adds
-        ]
-        removed = [
-            RemoveAction(file.path, data_change, now_ms, file.bytes, dict(file.partition))
-            for file in removes
-        ]
+        actions = _actions(adds, removes, data_change=data_change)
+        actions.append({"txn": {"appId": app_id, "version": number}})
+        content = "\n".join(map(json.dumps, actions)).encode() + b"\n"
         attempts = 0
         while True:
             with self._failing():
-                table = self._table(_Access.REPLACE if removed else _Access.APPEND)
-                if (table.transaction_version(app_id) or 0) >= number:
+                access = _Access.REPLACE if removes else _Access.APPEND
+                snapshot = self._snapshot(access, needs_files=bool(removes))
+                if snapshot.number_of(app_id) >= number:
                     self._sync_log()
                     return False
-                if removed:
-                    paths = {file.path for file in _files_of(table)}
+                if removes:
+                    paths = {file.path for file in _files_of(snapshot.table)}
                     if missing := [file.path for file in removes if file.path not in paths]:
                         raise OutputError(f"{self.storage / missing[0]} is not in the table now")
+                version = snapshot.version + 1
                 try:
-                    table.create_write_transaction(
-                        [*added, *removed],
-                        mode="append",
-                        schema=table.schema(),
-                        partition_by=table.metadata().partition_columns,
-                        commit_properties=CommitProperties(
-                            max_commit_retries=0, app_transactions=[Transaction(app_id, number)]
-                        ),
-                    )
-                    self._sync_log()
-                    return True
-                except CommitFailedError:
+                    self.storage.put_if_absent(_name_of_version(version), content)
+                except FileExistsError:
                     # Another writer has committed this version, or it is our own commit whose
                     # answer was lost. The number of the next snapshot distinguishes them.
                     if (attempts := attempts + 1) == COMMIT_ATTEMPTS:
                         raise
                     time.sleep(min(0.01 * 2**attempts, 1.0))
+                    continue
+                self._sync_log()
+                self._add_checkpoint(version)
+                return True
+
+    def _add_checkpoint(self, version: int) -> None:
+        """Add a checkpoint after some versions, and remove expired versions, as delta-rs does."""
+        from deltalake.exceptions import DeltaError
+
+        # A failure leaves a valid table, and the next checkpoint makes up for it.
+        with suppress(DeltaError, OSError, NsqError):
+            configuration = self._snapshot().table.metadata().configuration
+            interval = configuration.get("delta.checkpointInterval", "")
+            if version % (int(interval) if interval.isdecimal() else CHECKPOINT_INTERVAL) == 0:
+                table = self._table()
+                table.create_checkpoint()
+                table.cleanup_metadata()
 
     def _sync_log(self) -> None:
         """Sync the log on a local disk, which delta-rs does not do."""
@@ -341,27 +376,77 @@ class DeltaCatalog:
         return self.storage.for_delta_rs()
 
     def _table(self, access: _Access = _Access.READ) -> DeltaTable:
-        """Open the table. All methods use this.
+        """Open the newest version with its files. Raises the errors of `_snapshot`."""
+        return self._snapshot(access, needs_files=True).table
 
-        Raises `ConfigurationError` for a table that uses features of Delta that nsqtools does not
-        implement, because it would misread or damage the table.
+    def _snapshot(self, access: _Access = _Access.READ, *, needs_files: bool = False) -> _Snapshot:
+        """Return the newest version. All methods use this.
+
+        With ``needs_files`` its table has the files of the version. Raises `ConfigurationError` for
+        a table that uses features of Delta that nsqtools does not implement, because it would
+        misread or damage the table.
         """
-        from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         with self._failing():
             try:
-                table = DeltaTable(self._uri, storage_options=self._options())
+                snapshot = self._newest(needs_files=needs_files)
             except TableNotFoundError:
                 raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
-            if feature := next(_unsupported(table, access), None):
+            if feature := next(_unsupported(snapshot.table, access), None):
                 verb = "read" if access is _Access.READ else "write to"
                 raise ConfigurationError(
                     f"cannot {verb} {self.storage.url}: the table has {feature}, "
                     "which nsqtools does not implement",
                     hint=_REMEDIES.get(feature, _REMEDY),
                 )
-        return table
+        return snapshot
+
+    def _newest(self, *, needs_files: bool) -> _Snapshot:
+        from deltalake import DeltaTable
+
+        snapshot = self._latest
+        # The file of a version changes if the table is made again, and is removed when it expires.
+        if (
+            snapshot is not None
+            and snapshot.entry == self._entry_of(snapshot.version)
+            and self._advance(snapshot)
+            and not (needs_files and snapshot.is_ahead)
+        ):
+            return snapshot
+        table = DeltaTable(self._uri, storage_options=self._options())
+        entry = self._entry_of(table.version())
+        snapshot = _Snapshot(table, table.version(), entry)
+        # Files with deleted rows may come with any version.
+        has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
+        self._latest = snapshot if entry and not has_vectors else None
+        return snapshot
+
+    def _entry_of(self, version: int) -> str:
+        """Return the identity of the file of a version, "" if it does not exist."""
+        try:
+            return self.storage.stat(_name_of_version(version)).version
+        except FileNotFoundError:
+            return ""
+
+    def _advance(self, snapshot: _Snapshot) -> bool:
+        """Read the versions after a snapshot; return False if schema or protocol have changed."""
+        while True:
+            version = snapshot.version + 1
+            try:
+                lines = self.storage.read(_name_of_version(version)).splitlines()
+            except FileNotFoundError:
+                return True
+            try:
+                actions = [json.loads(line) for line in lines if line]
+                numbers = [action["txn"] for action in actions if "txn" in action]
+                new_numbers = {txn["appId"]: int(txn["version"]) for txn in numbers}
+            except (ValueError, KeyError, TypeError):
+                return False
+            if any("metaData" in action or "protocol" in action for action in actions):
+                return False
+            snapshot.numbers |= new_numbers
+            snapshot.version, snapshot.entry = version, self._entry_of(version)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -393,6 +478,36 @@ class DeltaCatalog:
             f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
             hint="Use --store parquet there, or a store that supports If-None-Match.",
         )
+
+
+def _name_of_version(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
+
+
+def _actions(
+    adds: Iterable[TableFile], removes: Iterable[TableFile], *, data_change: bool
+) -> list[dict[str, Any]]:
+    """Return the actions of a commit, in the form of Delta's protocol."""
+    now_ms = int(time.time() * 1000)
+    info = {"timestamp": now_ms, "operation": "WRITE", "engineInfo": "nsqtools"}
+    actions: list[dict[str, Any]] = [{"commitInfo": info}]
+    for file in adds:
+        action = _action(file, data_change=data_change)
+        actions.append({"add": action | {"modificationTime": now_ms, "stats": _statistics(file)}})
+    for file in removes:
+        action = _action(file, data_change=data_change)
+        action |= {"deletionTimestamp": now_ms, "extendedFileMetadata": True}
+        actions.append({"remove": action})
+    return actions
+
+
+def _action(file: TableFile, *, data_change: bool) -> dict[str, Any]:
+    return {
+        "path": quote(file.path, safe="/="),
+        "partitionValues": dict(file.partition),
+        "size": file.bytes,
+        "dataChange": data_change,
+    }
 
 
 def _metadata(column: pyarrow.Field) -> dict[str, str]:
@@ -437,12 +552,12 @@ def _features_in_use(table: DeltaTable) -> set[str]:
 
 def _statistics(file: TableFile) -> str:
     document: dict[str, Any] = {"numRecords": file.rows or 0}
-    if file.min_ts_ns is not None:
-        document |= {
-            "minValues": {"ts_ns": file.min_ts_ns},
-            "maxValues": {"ts_ns": file.max_ts_ns},
-            "nullCount": {"ts_ns": 0},
-        }
+    is_timed = file.min_ts_ns is not None
+    times = {"minValues": file.min_ts_ns, "maxValues": file.max_ts_ns, "nullCount": 0}
+    for key, value in times.items():
+        values = {**({"ts_ns": value} if is_timed else {}), **file.statistics.get(key, {})}
+        if values:
+            document[key] = values
     return json.dumps(document)
 
 

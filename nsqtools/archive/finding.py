@@ -31,7 +31,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, PartitionValues, TableFile, is_table
+from nsqtools.archive.delta import LOG, SINK_LOG, DeltaCatalog, PartitionValues, TableFile, is_table
 from nsqtools.archive.form import BEGINNING_SIZE, PARQUET_MAGIC, why_foreign
 from nsqtools.archive.layout import (
     INDEX,
@@ -59,6 +59,7 @@ from nsqtools.archive.place import (
     translating_errors,
 )
 from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.table_places import has_table, tables_below
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError, walk
 from nsqtools.records.naming import EXTENSIONS
@@ -232,21 +233,60 @@ def _find(
     if not storage.may_be_folder():
         return [_single_file(storage)]
     unreadable, entries = list[ArchiveFile](), list[Entry]()
-    for entry, error in storage.list_readable():
+    for entry, error in _list_selected(storage, is_selected):
         if error is None:
             entries.append(entry)
         elif is_visible(entry.name):
             reason = f"cannot be read ({error.strerror})"
             unreadable.append(ArchiveFile(storage, entry.name, None, problem=reason))
+    tables = _tables_in(storage, entries, is_selected)
+    entries = [entry for entry in entries if not _is_inside(entry.name, tables)]
+    in_tables = list(chain.from_iterable(tables.values()))
+    if in_tables and not any(_is_data(entry) for entry in entries):
+        return in_tables
     entries.sort(key=_walk_order)
     if not entries and _may_be_object(storage):
         return [_single_file(storage)]
     if _has_only_parquet(entries):
-        return files_in_folder(root, storage, entries, is_selected)
+        return [*files_in_folder(root, storage, entries, is_selected), *in_tables]
     names = {entry.name for entry in entries}
     files = [*(entry for entry in entries if is_visible(entry.name)), *in_progress]
     add_index = partial(_with_index, storage, names=names)
-    return [*map_concurrently(add_index, files, is_remote=storage.is_remote), *unreadable]
+    archives = map_concurrently(add_index, files, is_remote=storage.is_remote)
+    return [*archives, *in_tables, *unreadable]
+
+
+def _list_selected(
+    place: Place, is_selected: PartitionFilter
+) -> Iterator[tuple[Entry, OSError | None]]:
+    """Iterate over the objects of a place, without folders of topics that are not selected."""
+    folders = place.children("")[1]
+    names = {name: partition_of(f"{name}/") for name in folders if name.startswith("topic=")}
+    if all(map(is_selected, names.values())):
+        yield from place.list_readable()
+        return
+    for name in folders:
+        if name not in names or is_selected(names[name]):
+            yield from place.list_readable(name)
+    yield from ((entry, None) for entry in place.children("")[0])
+
+
+def _tables_in(
+    place: Place, entries: Iterable[Entry], is_selected: PartitionFilter
+) -> dict[str, list[ArchiveFile]]:
+    """Return the valid files of the Delta tables in a listing, by the folder of the table."""
+    marker = f"/{LOG}/"
+    folders = {entry.name.partition(marker)[0] for entry in entries if marker in entry.name}
+    tables = {}
+    for folder in sorted(filter(is_visible, folders)):
+        _, files = files_in_table(str(place / folder), is_selected)
+        if files is not None:
+            tables[folder] = files
+    return tables
+
+
+def _is_inside(name: str, folders: Collection[str]) -> bool:
+    return any(str(folder) in folders for folder in PurePosixPath(name).parents)
 
 
 def _may_be_object(place: Place) -> bool:
@@ -352,6 +392,10 @@ _BATCH = re.compile(r"\d+(\.compact)?")
 def _is_metadata(name: str) -> bool:
     """Return whether a file has no data: programs keep their metadata below ``_`` and ``.``."""
     return any(part[:1] in "._" for part in name.split("/"))
+
+
+def _is_data(entry: Entry) -> bool:
+    return bool(entry.size) and not _is_metadata(entry.name)
 
 
 def files_in_folder(
@@ -477,7 +521,7 @@ def _has_only_parquet(listed: Iterable[Entry]) -> bool:
     for entry in listed:
         if _is_in_progress(entry):
             return False
-        if entry.size and not _is_metadata(entry.name):
+        if _is_data(entry):
             if entry.name.endswith(_ARCHIVE_EXTENSIONS):
                 return False
             has_parquet |= entry.name.endswith(".parquet")
@@ -557,8 +601,29 @@ def find_inputs(paths: Sequence[Place]) -> Inputs:
     inputs: dict[str, list[Place]] = {"archives": [], "parquet": [], "delta": []}
     for path in (path.absolute() for path in paths):
         with _raising_not_found(path):
-            inputs[_format_of(path)].append(path)
+            # A place with tables of topics and nothing else is read as its tables.
+            for place in _tables_of_topics(path) or [path]:
+                inputs[_format_of(place)].append(place)
     return Inputs(**{name: tuple(places) for name, places in inputs.items()})
+
+
+def _tables_of_topics(place: Place) -> list[Place]:
+    """Return the tables below a place, which it must contain alone. Raises ``OSError``.
+
+    Raises `ConfigurationError` if there are other files, which would be read twice or not at all.
+    """
+    if not place.may_be_folder() or has_table(place) or not (tables := tables_below(place)):
+        return []
+    inside = {table.name for table in tables}
+    entries, folders = place.children("")
+    other = [entry.name for entry in entries if _is_data(entry)]
+    other += [name for name in folders if name not in inside and not _is_metadata(name)]
+    if other:
+        raise ConfigurationError(
+            f"{place} has both tables ({min(inside)}) and other files ({min(other)})",
+            hint="Give the tables, and the places of the other files.",
+        )
+    return tables
 
 
 def _format_of(place: Place) -> str:

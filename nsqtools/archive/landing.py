@@ -10,10 +10,11 @@ commit; record next to each log that it has landed; remove it. The commit is
 
 - for a folder of Parquet, the manifest of each file: a file with a manifest is not put again,
 - for a Delta table, one commit for all logs of a batch, under an application and number that Delta
-  records. After a kill, the same commit is retried under the same number, and Delta accepts it only
-  once (`delta`). Each process has its own application name and continues from the number of the
-  table. A copy of the directory, in an image or a snapshot of a machine, therefore never takes the
-  commits of the original for its own.
+  records. If each topic has a table, the batch is one commit in each of them, under its own number.
+  After a kill, the same commit is retried under the same number, and Delta accepts it only once
+  (`delta`). Each process has its own application name and continues from the number of the table. A
+  copy of the directory, in an image or a snapshot of a machine, therefore never takes the commits
+  of the original for its own.
 
 So a kill at any point neither loses nor duplicates a message. A damaged log does not land.
 
@@ -39,11 +40,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from nsqtools.archive.body_columns import fields_of, json_schema
+from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, parquet_stem
+from nsqtools.archive.table import Tables
+from nsqtools.archive.table_writer import Draft, TablePlan, TableWriter, Unfit, parquet_stem
 from nsqtools.archive.upload import (
     CLOSE_SIGNALED_S,
     NotUploadable,
@@ -74,11 +76,11 @@ MAX_FIELDS_LOGGED = 5
 class Landed(NamedTuple):
     """The result of a batch.
 
-    ``files`` are new in the table, ``refused`` has the logs that cannot land with their reasons,
-    and ``unfit`` counts the bodies and fields that did not fit the columns.
+    ``places`` are the paths or URLs of new files, ``refused`` has the logs that cannot land with
+    their reasons, and ``unfit`` counts the bodies and fields that did not fit the columns.
     """
 
-    files: list[TableFile]
+    places: list[str]
     refused: dict[Path, str]
     unfit: Unfit
 
@@ -87,7 +89,8 @@ class Lander:
     """Lands the logs of a ``directory``. Runs in the landing process."""
 
     def __init__(self, plan: TablePlan, directory: Path) -> None:
-        self.table = Table(plan)
+        self._plan = plan
+        self._tables: Tables | None = None
         self._directory = directory
         self._drafts = directory / DRAFTS
         self._app = f"nsqtools-{uuid4().hex}"
@@ -102,32 +105,33 @@ class Lander:
             return self._land(paths)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
-        # Another job may have begun to write to the place.
-        self.table.plan.check()
         state = self._load_state()
-        landed = self._finish(state)
+        if self._tables is None:
+            # 0.3.0 recorded the fields of a folder of Parquet only in the state, and recorded wrong
+            # fields for a Delta table.
+            fields = None if self._plan.is_delta else state["fields"]
+            self._tables = Tables(self._plan, fields_of(fields))
+        tables = self._tables
+        landed = self._finish(state, tables)
         self._delete_drafts()
         waiting = [path for path in paths if path.exists() and not uploaded_of(path).exists()]
-        # 0.3.0 recorded the fields of a folder of Parquet only in the state, and recorded wrong
-        # fields for a Delta table.
-        recorded = None if self.table.catalog else state["fields"]
-        fields = fields_of(recorded or self.table.plan.fields)
         while True:
-            columns = self.table.columns()
-            writer = TableWriter(self.table.plan, self._drafts, fields, columns)
+            writer = TableWriter(self._plan, self._drafts, tables.columns_of)
             drafts, logs, refused = self._write(writer, waiting)
-            if not drafts or self.table.evolve_schema(writer.schema):
+            if not drafts or tables.evolve_schemas(writer.schemas):
                 break
             # Another writer gave a column a different type in the meantime.
             self._delete_drafts()
-        if writer.columns is not None:
-            state["fields"] = json_schema(writer.columns.fields)
         if logs:
             sync_folder(self._drafts)
-            state |= {"app": self._app, "number": self.table.number_of(self._app) + 1}
-            state["intent"] = {"drafts": list(map(asdict, drafts)), "logs": logs}
+            numbers = {
+                table.plan.url: table.number_of(self._app) + 1 for table in tables.by_table(drafts)
+            }
+            documents = list(map(asdict, drafts))
+            state["app"] = self._app
+            state["intent"] = {"drafts": documents, "logs": logs, "numbers": numbers}
             self._save(state)
-            landed += self._finish(state)
+            landed += self._finish(state, tables)
         self._delete_drafts()
         return Landed(landed, refused, writer.unfit)
 
@@ -140,7 +144,7 @@ class Lander:
         for path in paths:
             try:
                 archive = ArchiveFile.at(path, index_to_upload(path))
-                new_drafts = writer.write(archive, parquet_stem(archive, self.table.plan.host))
+                new_drafts = writer.write(archive, parquet_stem(archive, self._plan.host))
                 # An earlier run with --format raw may have left the log.
                 if any(draft.file.partition["topic"] is None for draft in new_drafts):
                     reason = "it has bare bodies, which have no topic"
@@ -151,28 +155,34 @@ class Lander:
                 refused[path] = str(exc.strerror)
         return drafts, logs, refused
 
-    def _finish(self, state: dict[str, Any]) -> list[TableFile]:
+    def _finish(self, state: dict[str, Any], tables: Tables) -> list[str]:
         """Carry out the recorded intent. Each step can be repeated."""
-        if state["intent"] is None:
+        intent = state["intent"]
+        if intent is None:
             return []
-        documents = state["intent"]["drafts"]
-        drafts = [Draft(draft["path"], TableFile(**draft["file"])) for draft in documents]
-        self.table.commit(drafts, state["app"], state["number"])
-        for path in map(Path, state["intent"]["logs"]):
-            record = UploadRecord(self.table.storage.url, f"{state['app']} {state['number']}")
-            replace_file(uploaded_of(path), record.encode())
+        drafts = [Draft(draft["path"], TableFile(**draft["file"])) for draft in intent["drafts"]]
+        landed = []
+        for table, of_table in tables.by_table(drafts).items():
+            # 0.3.0 had one table, and one number.
+            table.plan.check_table()
+            number = intent["numbers"][table.plan.url] if "numbers" in intent else state["number"]
+            table.commit(of_table, state["app"], number)
+            landed += [str(table.storage / draft.file.path) for draft in of_table]
+        for path in map(Path, intent["logs"]):
+            replace_file(uploaded_of(path), UploadRecord(self._plan.url, state["app"]).encode())
             path.unlink(missing_ok=True)
             sync_folder(path.parent)
         state["intent"] = None
         self._save(state)
-        return [draft.file for draft in drafts]
+        return landed
 
     def _load_state(self) -> dict[str, Any]:
         """Return the recorded state, or a new one for another table.
 
         Raises `ConfigurationError` if logs are on their way to another table.
         """
-        new = {"url": self.table.storage.url, "intent": None, "fields": None}
+        url = parse_place(self._plan.url, self._plan.options).url
+        new = {"url": url, "intent": None, "fields": None}
         state = _read_state(self._directory) or new
         if state["url"] == new["url"]:
             return state
@@ -234,7 +244,7 @@ class Landings(Uploads):
         max_local_bytes: int | None,
         on_landed: Callable[[str], None] = lambda place: None,
     ) -> None:
-        place = parse_place(plan.url, plan.options)
+        place = parse_place(plan.base, plan.options)
         super().__init__(UploadPlan(directory, place, plan.host, deletes=True), max_local_bytes)
         self._table = plan
         # Started for the first batch.
@@ -327,9 +337,9 @@ class Landings(Uploads):
                 self._retry_later(first, exc)
                 continue
             self._count_unfit(landed.unfit)
-            for url in [str(self._plan.place / file.path) for file in landed.files]:
-                log.info("landed %s", url)
-                self._on_landed(url)
+            for place in landed.places:
+                log.info("landed %s", place)
+                self._on_landed(place)
             for path in batch:
                 if reason := landed.refused.get(path):
                     log.error("%s does not land: %s; it stays where it is", path, reason)

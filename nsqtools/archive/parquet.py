@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
@@ -32,6 +34,9 @@ ROW_GROUP_ROWS = 1 << 18
 BATCH_ROWS = 1 << 15
 ZSTD_LEVEL = 1  # Level 3 makes files of clicks only 1 % smaller.
 TIME = "ts_ns"
+# The number of columns and of characters for which Delta's own writers keep statistics.
+MAX_STATISTICS = 32
+MAX_BOUND_LENGTH = 32
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELTA_ENCODED = {"ts_ns", "timestamp"}
 _UNORDERED = {"id", "body", "body_bytes"}
@@ -120,9 +125,10 @@ class ParquetWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        min_ts, max_ts = _verify(self.path, self._checksums, self.schema.names)
+        min_ts, max_ts, statistics = _verify(self.path, self._checksums, self.schema.names)
         self._is_closed = True
-        return TableFile(str(self.path), self.path.stat().st_size, self._rows, min_ts, max_ts)
+        size = self.path.stat().st_size
+        return TableFile(str(self.path), size, self._rows, min_ts, max_ts, statistics=statistics)
 
 
 def sort_by_time(table: pyarrow.Table) -> pyarrow.Table:
@@ -137,9 +143,13 @@ def sort_by_time(table: pyarrow.Table) -> pyarrow.Table:
 
 def _verify(
     path: Path, checksums: Sequence[Sequence[int]], names: Sequence[str]
-) -> tuple[int | None, int | None]:
-    """Read a file and compare checksums; return the first and the last time. Raises ``OSError``."""
+) -> tuple[int | None, int | None, dict[str, dict[str, Any]]]:
+    """Read a file and compare checksums.
+
+    Returns the first and the last time, and the statistics of other columns. Raises ``OSError``.
+    """
     times: list[int | None] = []
+    with_nan: set[str] = set()
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             is_same = file.num_row_groups == len(checksums)
@@ -148,11 +158,71 @@ def _verify(
                 is_same &= [checksum(group[name]) for name in names] == list(checksums[number])
                 if TIME in names:
                     times += time_bounds(group[TIME])
+                with_nan |= {name for name in names if _has_nan(group[name])}
+            statistics = _statistics_of(file, without_bounds=with_nan)
     except (ArrowException, OSError) as exc:
         raise OSError(errno.EIO, f"it cannot be read back: {exc}", str(path)) from exc
     if not is_same:
         raise OSError(errno.EIO, "its content is not what was written", str(path))
-    return _min_max(times)
+    return *_min_max(times), statistics
+
+
+def _has_nan(column: Any) -> bool:
+    return types.is_floating(column.type) and bool(compute.any(compute.is_nan(column)).as_py())
+
+
+def _statistics_of(file: Any, *, without_bounds: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the statistics of plain columns in the form of Delta: see `TableFile`.
+
+    Readers of a table skip files by them without opening each footer. Bounds in Parquet ignore NaN,
+    which Spark orders after all numbers, so columns with NaN must be in ``without_bounds``.
+    """
+    paths = [column.path for column in file.schema]
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    statistics: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for column in file.schema_arrow:
+        if column.name == TIME or not _has_order(column.type):
+            continue
+        if len(statistics["nullCount"]) == MAX_STATISTICS:
+            break
+        number = paths.index(column.name)
+        of_groups = [group.column(number).statistics for group in groups]
+        if not all(of_groups) or not all(group.has_null_count for group in of_groups):
+            continue
+        statistics["nullCount"][column.name] = sum(group.null_count for group in of_groups)
+        with_values = [group for group in of_groups if group.num_values]
+        has_bounds = with_values and all(group.has_min_max for group in with_values)
+        if column.name in without_bounds or not has_bounds:
+            continue
+        minimum = _json_bound(min(group.min for group in with_values))
+        maximum = _json_bound(max(group.max for group in with_values), is_upper=True)
+        if minimum is not None and maximum is not None:
+            statistics["minValues"][column.name] = minimum
+            statistics["maxValues"][column.name] = maximum
+    return statistics
+
+
+def _has_order(kind: Any) -> bool:
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_string(kind)
+        or types.is_timestamp(kind)
+    )
+
+
+def _json_bound(value: Any, *, is_upper: bool = False) -> Any:
+    """Return a minimum or maximum as Delta has it; None for a value that has no place there."""
+    if isinstance(value, datetime):
+        # Delta has milliseconds, so the upper bound of microseconds is the next one.
+        upper = timedelta(microseconds=999) if is_upper else timedelta()
+        try:
+            return f"{(value + upper).isoformat('T', 'milliseconds')[:23]}Z"
+        except OverflowError:
+            return None
+    if isinstance(value, str):
+        return value if len(value) <= MAX_BOUND_LENGTH else None
+    return value if isinstance(value, int) or math.isfinite(value) else None
 
 
 def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:

@@ -172,9 +172,9 @@ class Place(ABC):
         The order is not defined. A folder that does not exist is empty, as in an object store.
         """
 
-    def list_readable(self) -> Iterator[tuple[Entry, OSError | None]]:
+    def list_readable(self, prefix: str = "") -> Iterator[tuple[Entry, OSError | None]]:
         """Iterate over all objects, and over unreadable directories and files with their errors."""
-        for entry in self.list():
+        for entry in self.list(prefix):
             yield entry, None
 
     @abstractmethod
@@ -330,8 +330,8 @@ class LocalPlace(Place):
                 raise error
             yield entry
 
-    def list_readable(self) -> Iterator[tuple[Entry, OSError | None]]:
-        return self._walk("")
+    def list_readable(self, prefix: str = "") -> Iterator[tuple[Entry, OSError | None]]:
+        return self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[Entry, OSError | None]]:
         failures: list[OSError] = []

@@ -24,7 +24,8 @@ from uuid import uuid4
 import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
-from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of, join_errors
+from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, join_errors
+from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.catalog import PARTITIONS, PartitionKey, Source, hash_path
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile

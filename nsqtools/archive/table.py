@@ -1,367 +1,52 @@
-"""Convert archives to the Parquet files of a table.
+"""The tables to which archives are converted, and the conversion of files that exist.
 
-    topic=clicks/date=2026-11-23/web1-5b1c2f0e8d9a4e6f-17-18a6f5c09d6bd115.parquet
-                                .web1-5b1c2f0e8d9a4e6f-17-18a6f5c09d6bd115.parquet.manifest
-
-An archive file becomes one Parquet file for each of its partitions. The name consists of the host,
-writer, number and first time of the archive file, so it is unique, and a repeated conversion writes
-the same rows under the same name. In a Parquet folder the manifest (size, hash, count and times) is
-the commit record: a file with a manifest is not written again. A Delta table has its log.
-
-If bodies have new columns, the conversion of the file starts again with all columns. So each
-partition gets one file with one schema, even after interruptions. A damaged archive file is not
-converted.
+In a Parquet folder the manifest of a file (size, hash, count and times) is its commit record: a
+file with a manifest is not written again. A Delta table has its log.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pyarrow
-from pyarrow import compute, parquet, types
+from pyarrow import parquet
 
-from nsqtools.archive.body_columns import (
-    ERROR,
-    FIELD,
-    RESERVED,
-    BodyColumns,
-    fields_of,
-    join_errors,
-    json_schema,
-)
-from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, hash_path
-from nsqtools.archive.columns import message_schema, read_batches
-from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
+from nsqtools.archive.body_columns import FIELD, BodyColumns
+from nsqtools.archive.body_schema import fields_of, json_schema
+from nsqtools.archive.catalog import has_grown
+from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import LineKind
-from nsqtools.archive.layout import (
-    MANIFEST,
-    NULL_PARTITION,
-    folder_of,
-    hidden_name,
-    is_hidden,
-    owner_of,
-)
-from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.place import hash_of, translating_errors
+from nsqtools.archive.layout import MANIFEST, hidden_name, is_hidden, owner_of
+from nsqtools.archive.place import hash_of
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import form_of, scan_archive
+from nsqtools.archive.table_places import COLUMNS, refuse_inside_table
+from nsqtools.archive.table_writer import (
+    MESSAGE_COLUMNS,
+    Draft,
+    TablePlan,
+    TableWriter,
+    Unfit,
+    parquet_stem,
+    partition_token,
+)
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
-HOUR_NS = 3_600 * 10**9
-# Each partition has an open file. Further partitions are written in another pass over the archive.
-MAX_OPEN_PARTITIONS = 500
-COLUMNS = "_columns"
-"""The folder with the columns of a Parquet folder: the newest file has all of them."""
 _COLUMNS_NAME = re.compile(r"/\d{8}\.json$")
-_MESSAGE_COLUMNS = {*RESERVED, ERROR}
-# File systems allow 255 bytes in the name of a folder, and object stores 1024 in the whole path.
-MAX_VALUE_BYTES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class TablePlan:
-    """The target and the columns of a conversion.
-
-    ``partition_by`` has ``hour`` and fields of the bodies, in addition to topic and date.
-    ``fields`` is the initial JSON Schema of bodies. ``options`` are settings of the object store.
-    """
-
-    url: str
-    is_delta: bool
-    host: str
-    body: BodyKind = BodyKind.string
-    fields: Mapping[str, Any] | None = None
-    partition_by: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def partitions(self) -> tuple[str, ...]:
-        """The partition columns, in the order of the folders."""
-        return (*PARTITIONS, *self.partition_by)
-
-    def check(self) -> None:
-        """Raise `NsqError` if the options conflict with each other or with the existing table."""
-        storage = Table(self).storage
-        with translating_errors("use", self.url):
-            refuse_other_form(storage, "--store", is_delta=self.is_delta)
-            is_ingested = any(entry.name == INGESTED for entry in storage.children("")[0])
-        if is_ingested and not self.is_delta:
-            raise ConfigurationError(
-                f"{self.url} belongs to nsq spark ingest, which removes the files of others",
-                hint="Give another place.",
-            )
-        columns = BodyColumns(fields_of(self.fields)).schema()
-        plain = {column.name for column in columns if not types.is_nested(column.type)}
-        for name in self.partition_by:
-            if name != "hour" and name not in plain - _MESSAGE_COLUMNS:
-                raise ConfigurationError(
-                    f"--partition-by .{name} needs a plain field in the schema of bodies",
-                    hint="Give --body json and --schema FILE; nsq archive schema makes one.",
-                )
-
-
-Key = tuple[str | None, ...]
-"""The values of a partition, in the order of the partition columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unfit:
-    """The number of bodies that did not fit their columns, and the fields without a column."""
-
-    bodies: int = 0
-    fields: Collection[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A written and verified Parquet file, and its entry in the table."""
-
-    path: str
-    file: TableFile
-
-
-# -- convert a log to files ---------------------------------------------------------------------
-
-
-class TableWriter:
-    """Converts archives to Parquet files in the directory ``drafts``.
-
-    ``fields`` are the initial fields of bodies, and ``columns`` their columns in the table. The
-    attribute ``columns`` also has the columns of new fields.
-    """
-
-    def __init__(
-        self,
-        plan: TablePlan,
-        drafts: Path,
-        fields: Iterable[pyarrow.Field],
-        columns: Iterable[pyarrow.Field] = (),
-    ) -> None:
-        self.plan = plan
-        self._drafts = drafts
-        self.columns = BodyColumns(fields, columns) if plan.body is BodyKind.json else None
-
-    @property
-    def schema(self) -> pyarrow.Schema:
-        """The columns of the table, with the partition columns."""
-        schema = self.columns.schema() if self.columns else message_schema(self.plan.body)
-        kinds = {"date": pyarrow.date32(), "hour": pyarrow.int32()}
-        for name in self.plan.partitions:
-            if name in kinds:
-                schema = schema.append(pyarrow.field(name, kinds[name]))
-        return schema
-
-    def write(self, archive: ArchiveFile, stem: str, topic: str | None = None) -> list[Draft]:
-        """Write the files of a log. ``topic`` is the topic of bare bodies.
-
-        Raises `NotUploadable` for a damaged log, ``OSError``, and the errors of `read_batches`.
-        """
-        misfits = self.misfits
-        drafts: dict[Key, Draft] = {}
-        is_complete = False
-        try:
-            while not is_complete:
-                schema = self.schema
-                # Each pass reads the log again, and would count its misfits again.
-                if self.columns:
-                    self.columns.misfits = misfits
-                is_complete = self._write_pass(archive, stem, topic, drafts)
-                # Bodies had new columns, so all files are written again with them.
-                if self.schema != schema:
-                    _remove(drafts)
-                    is_complete = False
-            _compare(drafts, archive)
-        except BaseException:
-            _remove(drafts)
-            if self.columns:
-                self.columns.misfits = misfits
-            raise
-        if self.columns:
-            self.columns.freeze_types()
-        return list(drafts.values())
-
-    @property
-    def misfits(self) -> int:
-        """The number of bodies that did not fit their columns."""
-        return self.columns.misfits if self.columns else 0
-
-    @property
-    def unfit(self) -> Unfit:
-        """The bodies and fields that did not fit."""
-        return Unfit(self.misfits, self.columns.without_column if self.columns else ())
-
-    def _write_pass(
-        self, archive: ArchiveFile, stem: str, topic: str | None, drafts: dict[Key, Draft]
-    ) -> bool:
-        """Write the files of at most `MAX_OPEN_PARTITIONS` partitions without a file.
-
-        Returns whether all partitions have files now. The pass ends early if bodies have new
-        columns.
-        """
-        schema, is_complete = self.schema, True
-        file_schema = pyarrow.schema(
-            [column for column in schema if column.name not in self.plan.partitions]
-        )
-        writers: dict[Key, ParquetWriter] = {}
-        problems: list[str] = []
-        with ExitStack() as stack:
-            for batch in read_batches(
-                archive,
-                lambda _, problem: problems.append(problem),
-                kind=self.plan.body,
-                topic=topic,
-            ):
-                if problems:
-                    raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
-                typed = self.columns.add(batch) if self.columns else batch
-                if self.schema != schema:
-                    return False
-                for key, part in self._parts(typed, archive):
-                    if key in drafts:
-                        continue
-                    writer = writers.get(key)
-                    if writer is None:
-                        if len(writers) >= MAX_OPEN_PARTITIONS:
-                            is_complete = False
-                            continue
-                        path = self._drafts / f"{stem}-{len(drafts) + len(writers)}.parquet"
-                        writer = stack.enter_context(ParquetWriter(path, file_schema))
-                        writers[key] = writer
-                    writer.add(part.select(file_schema.names))
-                # All partitions together keep at most one row group in memory.
-                while sum(writer.pending_bytes for writer in writers.values()) > ROW_GROUP_BYTES:
-                    max(writers.values(), key=attrgetter("pending_bytes")).end_row_group()
-            if problems:
-                raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
-            for key, writer in writers.items():
-                draft = writer.close()
-                partition = dict(zip(self.plan.partitions, key, strict=True))
-                folder = folder_of(partition)
-                # nsqd refuses such a topic, so a damaged or forged log has it.
-                if len(folder.partition("/")[0]) > MAX_VALUE_BYTES:
-                    raise NotUploadable(errno.ENAMETOOLONG, "its topic is too long", archive.shown)
-                file = replace(draft, path=f"{folder}/{stem}.parquet", partition=partition)
-                drafts[key] = Draft(draft.path, file)
-        return is_complete
-
-    def _parts(
-        self, batch: pyarrow.RecordBatch, archive: ArchiveFile
-    ) -> Iterator[tuple[Key, pyarrow.RecordBatch]]:
-        """Split a batch into partitions. A message without a time has the time of the file.
-
-        A value that is too long for the name of a folder counts as a misfit and becomes null.
-        """
-        times = batch["ts_ns"]
-        if times.null_count:
-            times = times.fill_null(archive.storage.stat(archive.name).modified_ns)
-        parts: list[tuple[Key, Any]] = [((), batch.append_column(_TIMES, times))]
-        for name in self.plan.partitions:
-            unit_ns, to_text = _TIME_PARTITIONS.get(name, (0, _partition_text))
-            parts = [
-                self._extend_key(key, name, to_text(value), rows)
-                for key, part in parts
-                for value, rows in _split(
-                    part, compute.divide(part[_TIMES], unit_ns) if unit_ns else part[name]
-                )
-            ]
-        yield from parts
-
-    def _extend_key(self, key: Key, name: str, value: str | None, rows: Any) -> tuple[Key, Any]:
-        """Return the key of rows that have one value of a partition column, and the rows."""
-        if (
-            self.columns is None
-            or name in PARTITIONS
-            or len(folder_of({name: value})) <= MAX_VALUE_BYTES
-        ):
-            return (*key, value), rows
-        errors = rows[ERROR]
-        self.columns.misfits += errors.null_count
-        too_long = pyarrow.repeat(f"{name} is too long for a partition", rows.num_rows)
-        errors = join_errors(errors, too_long)
-        return (*key, None), rows.set_column(rows.schema.get_field_index(ERROR), ERROR, errors)
-
-
-def _remove(drafts: dict[Key, Draft]) -> None:
-    for draft in drafts.values():
-        Path(draft.path).unlink()
-    drafts.clear()
-
-
-def _compare(drafts: Mapping[Key, Draft], archive: ArchiveFile) -> None:
-    """Raise `NotUploadable` if the files of a log do not have all of its messages."""
-    files = [draft.file for draft in drafts.values()]
-    rows = sum(file.rows or 0 for file in files)
-    problem = ""
-    # One file would replace the other.
-    if len({file.path for file in files}) != len(files):
-        problem = "two of its partitions have one name"
-    elif archive.messages not in (None, rows):
-        problem = f"it has {rows} messages, and {archive.messages} in its index"
-    if problem:
-        raise NotUploadable(errno.EIO, f"it is damaged: {problem}", archive.shown)
-
-
-_TIMES = "partition ts_ns"  # The space avoids a conflict: no column of a body has one in its name.
-
-
-def _partition_text(value: Any) -> str | None:
-    """Return a value as text for the name of a folder; empty text is null, as in Delta."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return None if value in (None, "", NULL_PARTITION) else str(value)
-
-
-_TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
-    "date": (DAY_NS, lambda day: f"{datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"),
-    "hour": (HOUR_NS, lambda hour: str(hour % 24)),
-}
-
-
-def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
-    """Iterate over the distinct values of a column, and the rows of each."""
-    # Rows are compared by index, because NaN is not equal to itself.
-    encoded = keys.dictionary_encode(null_encoding="encode")
-    if len(encoded.dictionary) == 1:
-        yield encoded.dictionary[0].as_py(), batch
-        return
-    for number, value in enumerate(encoded.dictionary):
-        yield value.as_py(), batch.filter(compute.equal(encoded.indices, number))
-
-
-def parquet_stem(archive: ArchiveFile, host: str) -> str:
-    """Return the name of the Parquet files of an archive file, without their extension.
-
-    Machines that were cloned from one image, or restored from a snapshot, write files with the same
-    head, which differ in their times. A file without a head may grow, and may have a copy with the
-    same content, so its name contains its size and the hash of its path. Raises ``OSError`` and
-    `NsqError`.
-    """
-    identity = identity_of(archive, host)
-    if archive.head is not None:
-        return f"{identity}-{archive.members[0].min_ts:x}" if archive.members else identity
-    place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
-    return f"{identity}-{archive.size():x}-{hash_path(place)}"
-
-
-# -- into the table -----------------------------------------------------------------------------
 
 
 class Table:
-    """The target of a conversion. Raises ``OSError`` and `NsqError`."""
+    """One table. Methods raise ``OSError`` and `NsqError`."""
 
     def __init__(self, plan: TablePlan) -> None:
         self.plan = plan
@@ -409,7 +94,7 @@ class Table:
                 parquet.ParquetFile(file) as opened,
             ):
                 schema = opened.schema_arrow.remove_metadata()
-                return [column for column in schema if column.name not in _MESSAGE_COLUMNS]
+                return [column for column in schema if column.name not in MESSAGE_COLUMNS]
         return []
 
     def _add_to_columns_file(self, schema: pyarrow.Schema) -> bool:
@@ -448,6 +133,7 @@ class Table:
         if self.catalog is None:
             return self._add_to_columns_file(schema)
         if not self.catalog.exists():
+            refuse_inside_table(self.storage)
             self.catalog.create(schema, self.plan.partitions)
         if self.catalog.partition_columns != list(self.plan.partitions):
             raise ConfigurationError(
@@ -455,7 +141,7 @@ class Table:
                 hint="Give the --partition-by of the table, or another table.",
             )
         conflicts = self.catalog.add_columns(schema)
-        for name in _MESSAGE_COLUMNS & conflicts.keys():
+        for name in MESSAGE_COLUMNS & conflicts.keys():
             raise ConfigurationError(
                 f"{name} is {conflicts[name]} in {self.storage.url}, not {schema.field(name).type}",
                 hint="Give the --body of the table, or another table.",
@@ -538,6 +224,54 @@ class Table:
         return sum(map(self._manifest_rows, self.existing_files.get(stem, ())))
 
 
+class Tables:
+    """The target of a conversion: one table, or a table for each topic.
+
+    ``fields`` are the initial fields of bodies. Methods raise ``OSError`` and `NsqError`.
+    """
+
+    def __init__(self, plan: TablePlan, fields: Iterable[pyarrow.Field] = ()) -> None:
+        self.plan = plan
+        self._fields = list(fields) or fields_of(plan.fields)
+        self._tables: dict[str, Table] = {}
+
+    def of(self, topic: str | None) -> Table:
+        """Return the table of a topic. Raises ``ValueError`` as `url_of_topic`."""
+        plan = self.plan.of_topic(topic)
+        return self._tables.setdefault(plan.url, Table(plan))
+
+    def of_topics(self, topics: Iterable[str | None]) -> list[Table]:
+        """Return the tables of those topics that can have one."""
+        tables = []
+        for topic in topics if self.plan.is_by_topic else [None]:
+            with suppress(ValueError):
+                tables.append(self.of(topic))
+        return tables
+
+    def columns_of(self, topic: str | None) -> BodyColumns | None:
+        """Return the columns of bodies in the table of a topic, None if bodies get no columns."""
+        table = self.of(topic)
+        # Another job may have begun to write to the place since the start.
+        table.plan.check_table()
+        if self.plan.body is not BodyKind.json:
+            return None
+        return BodyColumns(self._fields, table.columns())
+
+    def evolve_schemas(self, schemas: Mapping[str | None, pyarrow.Schema]) -> bool:
+        """Prepare the tables for files with these columns.
+
+        Returns False if a table has a column with another type or for another field.
+        """
+        return all(self.of(topic).evolve_schema(schema) for topic, schema in schemas.items())
+
+    def by_table(self, drafts: Iterable[Draft]) -> dict[Table, list[Draft]]:
+        """Return the drafts of each table."""
+        groups: dict[Table, list[Draft]] = {}
+        for draft in drafts:
+            groups.setdefault(self.of(draft.file.partition["topic"]), []).append(draft)
+        return groups
+
+
 def _app_id(stem: str) -> str:
     return f"nsqtools-convert-{stem}"
 
@@ -547,65 +281,101 @@ def _partial_copy_error(messages: int, shown: str) -> NotUploadable:
     return NotUploadable(errno.EEXIST, f"the table has a copy with {messages} messages", shown)
 
 
+def have_many_topics(archives: Iterable[ArchiveFile]) -> bool:
+    """Return whether files have several topics, by their indexes and folders. Raises `NsqError`."""
+    topics = set[str]()
+    return any(
+        len(topics := topics | scan_archive(archive).topics) > 1
+        for archive in archives
+        if not archive.is_in_progress
+    )
+
+
 def convert(
     archives: Sequence[ArchiveFile], plan: TablePlan, drafts: Path, topic: str | None = None
 ) -> Iterator[tuple[ArchiveFile, list[TableFile], str, Unfit]]:
-    """Convert archives to files of a table, one after the other. The archives are kept.
+    """Convert archives and tables to files of a table, one after the other. They are kept.
 
     Yields each archive file with its Parquet files, the reason why it was skipped or "", and the
     misfits. A file that was converted before has no Parquet files. Raises ``OSError`` and
     `NsqError`.
     """
-    table = Table(plan)
-    if table.catalog is not None and table.catalog.exists():
-        table.catalog.check_writable()
+    tables = Tables(plan)
+    if not plan.is_by_topic and (catalog := tables.of(None).catalog) and catalog.exists():
+        catalog.check_writable()
+    stems = {parquet_stem(archive, plan.host) for archive in archives if archive.table is not None}
     for archive in archives:
         if archive.is_in_progress:
             yield archive, [], "it is in progress", Unfit()
             continue
         stem = parquet_stem(archive, plan.host)
         try:
-            if _is_converted(table, archive, stem):
+            if _is_converted(tables, archive, stem, topic, stems):
                 yield archive, [], "", Unfit()
                 continue
-            # Another writer may give a new column another type first. The next attempt reads it.
-            while True:
-                writer = TableWriter(plan, drafts, fields_of(plan.fields), table.columns())
-                new_drafts = writer.write(archive, stem, topic)
-                if not new_drafts or table.evolve_schema(writer.schema):
-                    break
-            rows = sum(draft.file.rows or 0 for draft in new_drafts)
-            try:
-                files = table.commit(new_drafts, _app_id(stem), rows)
-            finally:
-                for draft in new_drafts:
-                    Path(draft.path).unlink()
+            files, unfit = _convert(tables, archive, stem, drafts, topic)
         except NotUploadable as exc:
             yield archive, [], str(exc.strerror), Unfit()
         else:
-            yield archive, files, "", writer.unfit if files else Unfit()
+            yield archive, files, "", unfit if files else Unfit()
 
 
-def _is_converted(table: Table, archive: ArchiveFile, stem: str) -> bool:
+def _convert(
+    tables: Tables, archive: ArchiveFile, stem: str, drafts: Path, topic: str | None
+) -> tuple[list[TableFile], Unfit]:
+    # Another writer may give a new column another type first. The next attempt reads it.
+    while True:
+        writer = TableWriter(tables.plan, drafts, tables.columns_of)
+        new_drafts = writer.write(archive, stem, topic)
+        if not new_drafts or tables.evolve_schemas(writer.schemas):
+            break
+    try:
+        files: list[TableFile] = []
+        for table, of_table in tables.by_table(new_drafts).items():
+            rows = sum(draft.file.rows or 0 for draft in of_table)
+            if table.catalog and 0 < (converted := table.messages_of(stem)) < rows:
+                raise _partial_copy_error(converted, archive.shown)
+            files += table.commit(of_table, _app_id(stem), rows)
+    finally:
+        for draft in new_drafts:
+            Path(draft.path).unlink()
+    return files, writer.unfit
+
+
+def _is_converted(
+    tables: Tables, archive: ArchiveFile, stem: str, topic: str | None, stems: Collection[str]
+) -> bool:
     """Return whether a file was converted.
 
-    After a kill between two files of a Parquet folder the conversion is repeated. A Delta table has
-    all files of a commit or none, so a smaller count there is a truncated copy: the function raises
-    `NotUploadable`.
+    After a kill between two files of a Parquet folder, or between two tables, the conversion is
+    repeated. A Delta table has all files of a commit or none, so a smaller count in one table is a
+    truncated copy: the function raises `NotUploadable`. ``stems`` has the names of all files of
+    tables to convert.
     """
+    is_headless = archive.head is None and archive.table is None
+    topics = {topic} if topic else set[str | None]()
+    if tables.plan.is_by_topic:
+        topics |= scan_archive(archive).topics
+    targets = tables.of_topics(topics)
+    existing = [name for table in targets for name in table.existing_files]
     names = [stem]
-    if archive.head is None and form_of(archive).kind is LineKind.messages:
-        identity = identity_of(archive, table.plan.host)  # the whole name in 0.3.0
-        prefix = f"{identity}-"
-        names += [identity, *(name for name in table.existing_files if name.startswith(prefix))]
-    if converted := max(map(table.messages_of, names)):
+    if is_headless and form_of(archive).kind is LineKind.messages:
+        identity = identity_of(archive, tables.plan.host)  # the whole name in 0.3.0
+        names += [identity, *(name for name in existing if name.startswith(f"{identity}-"))]
+    counts = [sum(table.messages_of(name) for table in targets) for name in names]
+    if converted := max(counts):
         count = archive.messages
         if count is None:
             count = sum(member.messages for member in scan_archive(archive).members)
-        if converted < count and table.catalog is not None:
+        if converted < count and len(targets) == 1 and targets[0].catalog is not None:
             raise _partial_copy_error(converted, archive.shown)
         return converted >= count
-    place = stem.rpartition("-")[2]
-    if archive.head is None and has_grown(archive, place, table.existing_files):
+    if is_headless and has_grown(archive, stem.rpartition("-")[2], existing):
         raise NotUploadable(errno.EEXIST, "it has grown since it was converted", archive.shown)
+    if archive.table is not None:
+        token = partition_token(archive)
+        if any(name.endswith(token) and name not in stems for name in existing):
+            reason = "its partition was compacted since it was converted in part: convert the "
+            reason += "table to an empty place"
+            raise NotUploadable(errno.EEXIST, reason, archive.shown)
     return False

@@ -41,7 +41,8 @@ from nsqtools.archive.slices import (
     fit_to_schema,
     run_job,
 )
-from nsqtools.archive.table import TablePlan, convert
+from nsqtools.archive.table import convert
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many

@@ -18,7 +18,7 @@ from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
-from nsqtools.archive.table import TablePlan
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.archive.upload import (
     NotUploadable,
     UploadPlan,
@@ -179,7 +179,7 @@ def test_a_link_is_neither_uploaded_nor_landed(output: Path, tmp_path: Path) -> 
 
     landed = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), output).land([link])
 
-    assert (landed.files, landed.refused) == ([], {link: "it is a symbolic link"})
+    assert (landed.places, landed.refused) == ([], {link: "it is a symbolic link"})
     assert not (tmp_path / "lake").exists()
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -21,8 +22,9 @@ from plugins.http_server import MakeServer
 from plugins.object_store import Bucket
 from plugins.waiting import patience_s
 
-from nsqtools.archive import body_columns, delta, parquet, table
-from nsqtools.archive.body_columns import FIELD, BodyColumns, fields_of, json_schema
+from nsqtools.archive import body_columns, delta, parquet, table_writer
+from nsqtools.archive.body_columns import FIELD, BodyColumns
+from nsqtools.archive.body_schema import fields_of, json_schema, load_schema
 from nsqtools.archive.columns import (
     batch_of_bodies,
     exact_columns,
@@ -36,7 +38,8 @@ from nsqtools.archive.landing import Lander, Landings
 from nsqtools.archive.layout import Head, TimeRange, index_of
 from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.storage_objects import BucketPlace
-from nsqtools.archive.table import _TIMES, TablePlan, convert
+from nsqtools.archive.table import convert
+from nsqtools.archive.table_writer import _TIMES, TablePlan
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
@@ -149,6 +152,44 @@ def typed(columns: BodyColumns, *bodies: bytes) -> list[dict[str, object]]:
         {name: row[name] for name in row if name not in OWN and row[name] is not None}
         for row in rows
     ]
+
+
+def test_schemas_that_programs_generate_are_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    definitions = {
+        "Item": {"properties": {"sku": {"type": "string"}, "n": {"type": ["integer", "number"]}}},
+        "Tree": {"properties": {"left": {"$ref": "#/$defs/Tree"}}},
+    }
+    properties: dict[str, Any] = {
+        "id": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "at": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+        "item": {"$ref": "#/$defs/Item"},
+        "items": {"type": "array", "items": {"allOf": [{"$ref": "#/$defs/Item"}]}},
+        "status": {"enum": ["new", None]},
+        "version": {"const": 1},
+    }
+    odd: dict[str, Any] = {
+        "both": {"type": ["integer", "string"]},
+        "any": True,
+        "empty": {"type": "object"},
+        "list": {"type": "array", "items": [{"type": "integer"}]},
+        "gone": {"$ref": "#/$defs/Gone"},
+        "tree": {"$ref": "#/$defs/Tree"},
+    }
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"properties": properties | odd, "$defs": definitions}))
+    item = pyarrow.struct([("sku", pyarrow.string()), ("n", pyarrow.float64())])
+    assert {field.name: field.type for field in fields_of(load_schema(path))} == {
+        "id": pyarrow.int64(),
+        "at": pyarrow.timestamp("us", tz="UTC"),
+        "item": item,
+        "items": pyarrow.list_(item),
+        "status": pyarrow.string(),
+        "version": pyarrow.int64(),
+    }
+    assert all(f": {name}" in caplog.text for name in odd)
+    assert "left refers to itself" in caplog.text
 
 
 def test_values_that_do_not_fit_are_null_and_reported() -> None:
@@ -377,16 +418,67 @@ def test_a_repeated_commit_does_nothing(lake_url: str) -> None:
         again.commit([], [table_file("a")], app_id="w", number=3)
     again.add_columns([pyarrow.field("user", pyarrow.int64())])
     assert catalog.schema().field("user").type == pyarrow.int64()
-    log, table = [each.name for each in catalog.storage.list("_delta_log")], again._table()
-    with patch.object(again, "_table", return_value=table):  # its log is read when it is asked
+    log, newest = [each.name for each in catalog.storage.list("_delta_log")], again._snapshot()
+    with patch.object(again, "_newest", return_value=newest):  # its log is read when it is asked
         for name in log:
             catalog.storage.delete(name)
         with pytest.raises(NsqError, match="cannot use the Delta table"):
-            again.number_of("w")
+            again.number_of("unknown")
     if "://" not in lake_url:
         (loop := Path(lake_url, name)).symlink_to(loop)
         with pytest.raises(NsqError, match=r"Unable to .* Too many levels of symbolic links"):
             again.files()  # the reason comes last
+
+
+def test_files_are_skipped_by_times_and_plain_columns(tmp_path: Path) -> None:
+    plan = TablePlan(str(tmp_path / "lake"), True, "h", BodyKind.json)
+    for number in range(2):
+        bodies = [
+            b'{"n": %d, "x": %s, "s": "%s"}' % (number, nan, b"s" * (20 + 20 * number))
+            for nan in (b"NaN", b"0.5")
+        ]
+        sent = [
+            WireMessage(BASE_NS + number * 10**9 + n * 1000, 1, b"%016d" % n, body)
+            for n, body in enumerate(bodies)
+        ]
+        write_archive(tmp_path / "a" / f"{number}.log", sent, head=Head("a" * 32, number))
+    assert len(list(convert(find_archives([tmp_path / "a"]), plan, tmp_path))) == 2
+    table = DeltaCatalog(plan.url)._table()
+    actions = pyarrow.table(table.get_add_actions(flatten=True)).sort_by("min.n").to_pylist()
+    assert [(row["min.n"], row["max.n"], row["null_count.n"]) for row in actions] == [
+        (0, 0, 0),
+        (1, 1, 0),
+    ]
+    assert actions[0]["max.timestamp"] < actions[1]["max.timestamp"]
+    assert actions[1]["min.timestamp"] < actions[1]["max.timestamp"]  # rounded down, and up
+    assert [row.get("max.s") for row in actions] == ["s" * 20, None]  # Long text has no bounds.
+    assert actions[0].get("max.x") is None  # NaN is larger than it in Spark.
+
+
+def test_a_table_that_is_made_again_gets_no_commit_of_its_predecessor(tmp_path: Path) -> None:
+    catalog = new_table(str(tmp_path / "table"))
+    for number in range(1, 4):
+        assert catalog.commit([table_file(f"{number}.parquet")], app_id="a", number=number)
+    shutil.rmtree(tmp_path / "table")
+    again = new_table(str(tmp_path / "table"))
+    assert catalog.commit([table_file("new.parquet")], app_id="a", number=2)
+    assert ([file.rows for file in again.files()], again.number_of("a")) == ([1], 2)
+
+
+def test_commits_read_only_newer_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, other = (new_table(str(tmp_path / "table")) for _ in range(2))
+    catalog.number_of("a")
+    with monkeypatch.context() as without_loading:
+        without_loading.setattr("deltalake.DeltaTable.__init__", None)
+        for number in range(1, 5):
+            assert catalog.commit([table_file(f"{number}.parquet")], app_id="a", number=number)
+    other.add_columns([pyarrow.field("new", pyarrow.int64())])
+    assert "new" in catalog.schema().names
+    assert len(catalog.files()) == 4
+    monkeypatch.setattr(delta, "CHECKPOINT_INTERVAL", 3)
+    catalog.commit([table_file("5.parquet")], app_id="a", number=5)
+    assert list((tmp_path / "table" / "_delta_log").glob("*6.checkpoint.parquet"))
+    assert len(new_table(str(tmp_path / "table")).files()) == 5
 
 
 def test_concurrent_commits_to_any_name_are_kept(lake_url: str) -> None:
@@ -550,7 +642,7 @@ def test_a_landing_that_is_refused_leaves_the_log_and_ends_at_once(tmp_path: Pat
 def test_any_value_of_a_partition_is_converted(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "MAX_OPEN_PARTITIONS", 2)
+    monkeypatch.setattr(table_writer, "MAX_OPEN_PARTITIONS", 2)
     fields = {"properties": {"c": {"type": "string"}, "n": {"type": "integer"}}}
     plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",))
     bodies = [b'{"c": "%b", "n": "x"}' % (b"x" * 201)]

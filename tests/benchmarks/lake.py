@@ -18,7 +18,7 @@ from benchmarks.raw import Row
 
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import index_of
-from nsqtools.archive.table import TablePlan
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.records.envelope import BodyKind
 
 
@@ -41,9 +41,9 @@ def land(log: Path, is_delta: bool, kind: str, messages: int) -> Figures:
         for path in (log, index_of(log)):  # who lands them deletes them
             (logs / path.name).hardlink_to(path)
         plan = TablePlan(str(Path(place, "table")), is_delta, "web1", BodyKind(kind))
-        drafts, refused, _ = Lander(plan, logs).land([logs / log.name])
+        places, refused, _ = Lander(plan, logs).land([logs / log.name])
         assert not refused, refused
-        return {"row_bytes": sum(each.bytes for each in drafts) / messages}
+        return {"row_bytes": sum(Path(place).stat().st_size for place in places) / messages}
 
 
 def sustained(messages: int, rounds: int) -> Iterator[Row]:

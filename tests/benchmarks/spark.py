@@ -36,7 +36,7 @@ from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.slices import Settings
-from nsqtools.archive.table import TablePlan
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.spark.jobs.sql import NamedView, plan_query
 from nsqtools.spark.session import in_tasks, spark_session
 from nsqtools.spark.spark_settings import SparkSettings

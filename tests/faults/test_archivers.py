@@ -51,7 +51,7 @@ from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.storage_objects import PART_SIZE
-from nsqtools.archive.table import TablePlan
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.archive.upload import uploaded_of
 from nsqtools.client.connection import MIN_HANDSHAKE_S
 from nsqtools.protocol.frames import WireMessage

@@ -159,6 +159,19 @@ def test_a_table_keeps_the_columns_of_its_fields(left: Path, run_nsq: RunNsq) ->
     ] * 2
 
 
+@of_each_version("table")
+def test_a_table_becomes_tables_of_its_topics(left: Path, run_nsq: RunNsq) -> None:
+    old, new = left / "lake", left / "new"
+    into = ["-o", f"{new}/{{topic}}", "--store", "delta", "--body", "json"]
+    for _ in range(2):
+        done = run_nsq(["archive", "convert", str(old), *into])
+        assert done.status in (0, 6), done.err
+    before, after = (run_nsq(["archive", "cat", str(place)]).out for place in (old, new))
+    assert sorted(before.splitlines()) == sorted(after.splitlines())
+    clicks = deltalake.DeltaTable(new / "clicks").to_pyarrow_table()
+    assert clicks["body_id"].null_count == 0
+
+
 @of_each_version("pub")
 def test_pub_goes_on_in_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     before = unfinished(nsqd, TOPIC, CHANNEL)

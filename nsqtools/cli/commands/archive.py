@@ -216,9 +216,9 @@ def convert(
     bodies: BodyOptions,
     runtime: Session,
 ) -> int:
-    """Convert archives to a table.
+    """Convert archives to a table, or a table to tables of its topics.
 
-    The archives are kept. A file is converted once, so the same command continues an interrupted
+    The inputs are kept. A file is converted once, so the same command continues an interrupted
     run. A damaged file is reported and skipped: repair it first. So is a file without an index that
     has grown since its conversion. Bare bodies have no topic: with --topic, files without the topic
     in their names are skipped if other names have it. The exit status is 6 if values did not fit
@@ -226,23 +226,38 @@ def convert(
 
     Examples:
         nsq archive convert /var/nsq -o /srv/lake
-        nsq archive convert /var/nsq -o s3://bucket/lake --store delta --body json
+        nsq archive convert /var/nsq -o 's3://bucket/lake/{topic}' --store delta --body json
+        nsq archive convert s3://bucket/old -o 's3://bucket/new/{topic}' --store delta --body json
     """
     import socket
 
-    from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.place import translating_errors
+    from nsqtools.archive.finding import find_archives, find_inputs
+    from nsqtools.archive.place import refuse_nested, translating_errors
+    from nsqtools.archive.place_url import parse_place
     from nsqtools.archive.reader import files_without_topic
     from nsqtools.archive.table import convert as convert_archives
+    from nsqtools.archive.table import have_many_topics
     from nsqtools.files.scratch import scratch_directory
 
     host = socket.gethostname().partition(".")[0]
-    plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
-    inputs = find_archives(paths)
-    archives = [archive for archive in inputs if archive.table is None]
-    total, tables = len(archives), len(inputs) - len(archives)
-    if tables:
-        runtime.info(f"nsq: {counted(tables, 'file')} of Parquet skipped: see nsq archive compact")
+    inputs = {path: find_inputs([parse_place(path)]) for path in paths}
+    places = [place for by_kind in inputs.values() for place in (*by_kind.delta, *by_kind.parquet)]
+    in_tables = find_archives(list(map(str, places)))
+    in_archives = find_archives([path for path in paths if inputs[path].archives])
+    archives = [*(archive for archive in in_archives if archive.table is None), *in_tables]
+    total, skipped = len(archives), len(in_archives) + len(in_tables) - len(archives)
+    if skipped:
+        runtime.info(f"nsq: {counted(skipped, 'file')} of Parquet skipped: convert the table alone")
+    plan = bodies.plan(
+        output,
+        host,
+        {},
+        is_delta=store is TableFormat.delta,
+        has_many_topics=lambda: topic is None and have_many_topics(archives),
+        info=runtime.info,
+    )
+    for place in places:
+        refuse_nested("--output", parse_place(plan.base), place)
     damage = DamageReporter(runtime)
     for archive in files_without_topic(archives, topic) if topic else ():
         archives.remove(archive)
@@ -288,7 +303,8 @@ def schema(
     """
     from collections import Counter
 
-    from nsqtools.archive.body_columns import BodyColumns, json_schema
+    from nsqtools.archive.body_columns import BodyColumns
+    from nsqtools.archive.body_schema import json_schema
     from nsqtools.archive.columns import batch_of_bodies
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.reader import read_messages

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,14 +26,18 @@ from nsqtools.cli.render.output import write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
+from nsqtools.records.envelope import BodyKind
 
 if TYPE_CHECKING:
+    from nsqtools.archive.catalog import Source
     from nsqtools.archive.compaction import Compaction, Partition, RunJobs
+    from nsqtools.archive.slices import JobResult
 
 CLUSTER_SLOTS = 64  # tasks at a time that are assumed of a cluster: for less work files are smaller
 PLANNED = ("topic", "date", "state", "files", "messages")
 MADE = ("topic", "date", "state", "files", "read", "duplicates", "rows", "bytes")
 MOST_NAMES = 20
+LOCKED_TABLES = 32  # at a time: a lock in a bucket is a thread that renews it
 
 
 def parse_day(text: str) -> date:
@@ -79,11 +83,13 @@ class CompactionOptions(OptionSet):
         if self.day is not None and self.until_day is not None:
             raise ConfigurationError("--day and --until-day exclude each other")
 
-    def compaction(self, parallel: int) -> Compaction:
-        """Return the compaction before its planning. Raises `NsqError`."""
-        from nsqtools.archive.compaction import Compaction, Selection
-        from nsqtools.archive.finding import find_inputs
+    def compactions(self, parallel: int, info: Callable[[str], None]) -> list[Compaction]:
+        """Return the compactions before their planning, one for each table. Raises `NsqError`."""
+        from nsqtools.archive.compaction import Compaction, Selection, compactions_by_topic
+        from nsqtools.archive.finding import Inputs, find_inputs
+        from nsqtools.archive.place import translating_errors
         from nsqtools.archive.slices import Settings
+        from nsqtools.archive.table_places import TOPIC, choose_url
 
         last_day = self.day or self.until_day
         topics = frozenset(self.topic or ())
@@ -99,7 +105,26 @@ class CompactionOptions(OptionSet):
         )
         inputs = find_inputs(self.paths)
         is_delta = self.format is TableFormat.delta
-        return Compaction(inputs, self.output, selection, settings, is_delta=is_delta)
+        if self.output is None and len(inputs.delta) == len(inputs.places) > 1:
+            tables = [place for place in inputs.delta if place.name in topics] or inputs.delta
+            return [
+                Compaction(Inputs(delta=(table,)), None, selection, settings) for table in tables
+            ]
+        url = "" if self.output is None else str(self.output)
+        if url:
+            with translating_errors("use", url):
+                chosen = choose_url(
+                    url,
+                    {},
+                    has_columns=self.bodies.body is BodyKind.json,
+                    has_many_topics=lambda: selection.has_many_topics(inputs),
+                )
+            if chosen != url:
+                info(f"nsq: each topic has its own table and columns: {chosen}")
+            url = chosen
+        if TOPIC in url:
+            return compactions_by_topic(inputs, url, selection, settings, is_delta=is_delta)
+        return [Compaction(inputs, self.output, selection, settings, is_delta=is_delta)]
 
 
 def archive_compact(
@@ -159,29 +184,38 @@ def compact(
     runner: Callable[[], AbstractContextManager[RunJobs]],
 ) -> int:
     """Compact with the runner of jobs; return the exit status."""
-    compaction = options.compaction(parallel)
+    from nsqtools.archive.compaction import run_together
+
+    compactions = options.compactions(parallel, runtime.info)
     if options.dry_run:
-        compaction.plan()
-        return show_plan(runtime, compaction, json=options.json)
+        for compaction in compactions:
+            compaction.plan()
+        return show_plan(runtime, compactions, json=options.json)
     if options.delete_archives and not options.yes:
         runtime.require_terminal()
-    with compaction.locked():
-        compaction.plan()
-        with runner() if compaction.jobs else nullcontext(lambda jobs: ()) as run_jobs:
-            compaction.run(run_jobs)
-        deleted = (
-            delete_compacted(runtime, compaction, yes=options.yes)
-            if options.delete_archives
-            else []
-        )
-    show_results(runtime, compaction, deleted, json=options.json)
-    return report_outcome(runtime, compaction)
+    deleted: list[str] = []
+    run_jobs: RunJobs | None = None
+    with ExitStack() as running:
+        for first in range(0, len(compactions), LOCKED_TABLES):
+            group = compactions[first : first + LOCKED_TABLES]
+            with ExitStack() as locks:
+                for compaction in group:
+                    locks.enter_context(compaction.locked())
+                    compaction.plan()
+                if run_jobs is None and any(compaction.jobs for compaction in group):
+                    run_jobs = running.enter_context(runner())
+                run_together(group, run_jobs or (lambda jobs: ()))
+                if options.delete_archives:
+                    deleted += delete_compacted(runtime, group, yes=options.yes)
+    show_results(runtime, compactions, deleted, json=options.json)
+    return report_outcome(runtime, compactions)
 
 
-def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitStatus:
+def show_plan(runtime: Runtime, compactions: Sequence[Compaction], *, json: bool) -> ExitStatus:
     """Print the planned partitions."""
     rows = [
         _document(partition, files=len(partition.sources), messages=partition.messages)
+        for compaction in compactions
         for partition in compaction.partitions
         if partition.state != "done"
     ]
@@ -193,7 +227,7 @@ def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitSt
 
 
 def show_results(
-    runtime: Runtime, compaction: Compaction, deleted: Sequence[str], *, json: bool
+    runtime: Runtime, compactions: Sequence[Compaction], deleted: Sequence[str], *, json: bool
 ) -> None:
     """Print the compacted partitions and the deleted archives."""
     rows = [
@@ -205,26 +239,36 @@ def show_results(
             rows=sum(file.rows or 0 for file in partition.files),
             bytes=sum(file.bytes for file in partition.files),
         )
+        for compaction in compactions
         for partition in compaction.work
     ]
     if json:
-        document = {
-            "partitions": rows,
-            "deleted": list(deleted),
-            "misfits": sum(
-                result.misfits for partition in compaction.work for result in partition.results
-            ),
-        }
-        write_json(runtime, document)
+        misfits = sum(result.misfits for result in _results(compactions))
+        write_json(runtime, {"partitions": rows, "deleted": list(deleted), "misfits": misfits})
     elif rows:
         write_records(runtime, MADE, rows)
 
 
-def delete_compacted(runtime: Runtime, compaction: Compaction, *, yes: bool) -> list[str]:
+def _results(compactions: Sequence[Compaction]) -> list[JobResult]:
+    return [
+        result
+        for compaction in compactions
+        for partition in compaction.work
+        for result in partition.results
+    ]
+
+
+def delete_compacted(
+    runtime: Runtime, compactions: Sequence[Compaction], *, yes: bool
+) -> list[str]:
     """Show the archives that can be deleted, ask, and delete them; return the deleted ones."""
     from nsqtools.archive.compaction import delete_archive
 
-    sources, kept = compaction.deletable()
+    sources, kept = list[Source](), dict[str, str]()
+    for compaction in compactions:
+        deletable, reasons = compaction.deletable()
+        sources += deletable
+        kept |= reasons
     for path, reason in kept.items():
         runtime.info(f"nsq: {path} stays: {reason}")
     if not sources:
@@ -251,18 +295,22 @@ def delete_compacted(runtime: Runtime, compaction: Compaction, *, yes: bool) -> 
     return deleted
 
 
-def report_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
+def report_outcome(runtime: Runtime, compactions: Sequence[Compaction]) -> ExitStatus:
     """Report the result, damage, and skipped input; return the exit status."""
-    results = [result for partition in compaction.work for result in partition.results]
+    results = _results(compactions)
+    grown = [source for compaction in compactions for source in compaction.grown]
     damages = sorted({damage for result in results for damage in result.damages})
     for path, problem in damages:
         runtime.print_error(f"nsq: {path}: {problem}")
-    for archive in compaction.grown:
+    for archive in grown:
         runtime.print_error(
             f"nsq: {archive.shown}: left out, as it has changed since it was compacted"
         )
     open_days = Counter(
-        partition.key.day for partition in compaction.partitions if partition.state == "open"
+        partition.key.day
+        for compaction in compactions
+        for partition in compaction.partitions
+        if partition.state == "open"
     )
     for day, count in open_days.items():
         topics = counted(count, "topic")
@@ -276,7 +324,7 @@ def report_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     files = sum(result.file is not None for result in results)
     if misfits := sum(result.misfits for result in results):
         runtime.info(f"nsq: {misfits} bodies did not fit their columns: _error has the reason")
-    if keys := compaction.without_columns:
+    if keys := [key for compaction in compactions for key in compaction.without_columns]:
         runtime.print_error(
             f"nsq: {counted(len(keys), 'partition')} without columns of --schema: rows that are "
             "Parquet already get none"
@@ -286,7 +334,7 @@ def report_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
         f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
         "verified"
     )
-    is_whole = not (damages or compaction.grown or compaction.without_columns)
+    is_whole = not (damages or grown or keys)
     return ExitStatus.DONE if is_whole else ExitStatus.PARTLY_DONE
 
 

@@ -160,6 +160,7 @@ class ArchiveOptions(OptionSet):
 
         from nsqtools.archive import topic_writer as settings
         from nsqtools.archive.part_file import Directories
+        from nsqtools.archive.table_places import TOPIC, split_at_topic
         from nsqtools.records.naming import FileNaming, Rotation
 
         codec, compressor = self._compressor()
@@ -179,7 +180,13 @@ class ArchiveOptions(OptionSet):
                 rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
             # --output-dir is the table, and its logs are in a directory below it or in --work-dir.
             if self.upload is None:
-                output = work = work if self.work_dir else output / LOGS
+                base = Path(split_at_topic(str(output))[0])
+                output = work = work if self.work_dir else base / LOGS
+        elif TOPIC in (self.upload or str(self.output_dir)):
+            raise ConfigurationError(
+                f"{TOPIC} is for tables",
+                hint="Give --store parquet or delta, or --filename-format '<TOPIC>/...'.",
+            )
         elif (
             by - set(WHOSE)
             or self.bodies.schema is not None
@@ -224,17 +231,27 @@ class ArchiveOptions(OptionSet):
         codec = codecs.pop() if codecs else Codec.NONE
         return codec, members_of(codec, self.zstd_level if codec is Codec.ZSTD else self.gzip_level)
 
-    def open(self, archive: ArchiveSettings, on_landed: Callable[[str], None]) -> Uploads | None:
+    def open(
+        self,
+        archive: ArchiveSettings,
+        on_landed: Callable[[str], None],
+        *,
+        has_many_topics: Callable[[], bool],
+        info: Callable[[str], None],
+    ) -> Uploads | None:
         """Return the uploads of finished files, or their landings in a table; None without both.
 
-        ``on_landed`` is called with the place of each file of a table. Raises `NsqError` for
-        options that contradict each other, and for missing packages.
+        ``on_landed`` is called with the place of each file of a table. ``info`` reports where the
+        tables of topics are. Raises `NsqError` for options that contradict each other, and for
+        missing packages.
         """
         from nsqtools.archive.place import LocalPlace, refuse_nested
         from nsqtools.archive.place_url import parse_place
+        from nsqtools.archive.table_places import split_at_topic
 
         settings = dict(map(_setting, self.upload_option or ()))
-        place = None if self.upload is None else parse_place(self.upload, settings)
+        base = None if self.upload is None else split_at_topic(self.upload)[0]
+        place = None if base is None else parse_place(base, settings)
         # Files below the output directory would be uploaded again.
         if place is not None:
             refuse_nested("--upload", place, LocalPlace(archive.directories.output))
@@ -252,6 +269,8 @@ class ArchiveOptions(OptionSet):
                 archive.naming.host,
                 settings,
                 is_delta=self.store is StoreKind.delta,
+                has_many_topics=has_many_topics,
+                info=info,
             )
             logs = archive.directories.output
             if place is not None:
@@ -327,6 +346,7 @@ def to_file(
         nsq to-file --topic-pattern '^orders' --lookupd-http-address lookup:4161 --output-dir d
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
         nsq to-file -t clicks --output-dir d --store delta --body json --upload s3://bucket/lake
+        nsq to-file --topic-pattern . --output-dir 'lake/{topic}' --store delta --body json
     """
     from nsqtools.archive.archive_run import ArchiveRun, FileHook
     from nsqtools.archive.topic_writer import THROUGHPUT
@@ -336,7 +356,12 @@ def to_file(
     topics = consuming.find_topics(connection, forgets_deleted=exit_when_deleted)
     raise_open_file_limit()
     hook = FileHook(on_file) if on_file is not None else None
-    uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
+    uploads = archiving.open(
+        settings,
+        hook.put if hook is not None else lambda place: None,
+        has_many_topics=lambda: topics.pattern is not None or len(topics.given) > 1,
+        info=runtime.info,
+    )
     options = connection.client_options(**THROUGHPUT)
     watch = ChannelWatch(topics.given, channel, connection, runtime, force=True)
     notes: list[str] = []

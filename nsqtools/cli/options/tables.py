@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
 if TYPE_CHECKING:
-    from nsqtools.archive.table import TablePlan
+    from nsqtools.archive.table_writer import TablePlan
 
 TABLE = "Table"
 
@@ -40,7 +40,7 @@ class ColumnsChoice(OptionSet):
 
     def fields(self, *, needed: bool) -> dict[str, Any] | None:
         """Return the JSON Schema of bodies. Raises `NsqError`, also without a ``needed`` one."""
-        from nsqtools.archive.body_columns import load_schema
+        from nsqtools.archive.body_schema import load_schema
 
         if self.schema is not None and self.body is not BodyKind.json:
             raise ConfigurationError("a schema is for JSON bodies", hint="Give --body json.")
@@ -73,10 +73,22 @@ class BodyOptions(ColumnsChoice):
     )
 
     def plan(
-        self, url: str, host: str, settings: Mapping[str, str], *, is_delta: bool
+        self,
+        url: str,
+        host: str,
+        settings: Mapping[str, str],
+        *,
+        is_delta: bool,
+        has_many_topics: Callable[[], bool],
+        info: Callable[[str], None],
     ) -> TablePlan:
-        """Return the plan of the table. Raises `NsqError` for contradicting options."""
-        from nsqtools.archive.table import TablePlan
+        """Return the plan of the table, or of the tables of topics, which ``info`` reports.
+
+        Raises `NsqError` for contradicting options.
+        """
+        from nsqtools.archive.place import translating_errors
+        from nsqtools.archive.table_places import choose_url
+        from nsqtools.archive.table_writer import TablePlan
 
         names = [name for name in self.partition_by or () if name not in WHOSE]
         for name in names:
@@ -87,7 +99,14 @@ class BodyOptions(ColumnsChoice):
                 )
         columns = tuple(name.removeprefix(".") for name in names)
         fields = self.fields(needed=False)
-        plan = TablePlan(url, is_delta, host, self.body, fields, columns, dict(settings))
+        has_columns = self.body is BodyKind.json
+        with translating_errors("use", url):
+            chosen = choose_url(
+                url, settings, has_columns=has_columns, has_many_topics=has_many_topics
+            )
+        if chosen != url:
+            info(f"nsq: each topic has its own table and columns: {chosen}")
+        plan = TablePlan(chosen, is_delta, host, self.body, fields, columns, dict(settings))
         plan.check()
         return plan
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 
 import pyarrow
 
-from nsqtools.archive.body_columns import BodyColumns, fields_of, load_schema
+from nsqtools.archive.body_columns import BodyColumns
+from nsqtools.archive.body_schema import fields_of, load_schema
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.place import Place

@@ -29,12 +29,12 @@ from plugins.object_store import Bucket
 from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive.body_columns import json_schema
+from nsqtools.archive.body_schema import json_schema
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import Head
-from nsqtools.archive.table import TablePlan
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind
 
@@ -208,9 +208,9 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
 
     lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
-    files, refused, _ = lander.land([damaged, bare, good])
+    places, refused, _ = lander.land([damaged, bare, good])
 
-    assert ([each.rows for each in files], list(refused)) == ([1], [damaged, bare])
+    assert (bodies_at(places[0]), list(refused)) == ([b"3"], [damaged, bare])
     assert "it is damaged" in refused[damaged]
     assert refused[bare] == "it has bare bodies, which have no topic"
     assert (damaged.exists(), bare.exists(), good.exists()) == (True, True, False)
@@ -239,7 +239,7 @@ def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_lande
         log = write_archive(
             logs / f"{number}.log", clicks(*[b""] * at, b"x")[at:], head=Head("a" * 32, number)
         )
-        assert len(Lander(plan, logs).land([log]).files) == 1
+        assert len(Lander(plan, logs).land([log]).places) == 1
 
     land(1, 0)
     shutil.copytree(logs, snapshot)
@@ -282,3 +282,21 @@ def test_the_process_that_lands_ends_cleanly_each_time(
         )
         assert (done.returncode, done.stderr) == (0, b"")
         assert pickle.loads(done.stdout).refused == {}
+
+
+def test_topics_with_columns_get_tables_of_their_own(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    lake = tmp_path / "lake"
+    nsqd.create_channel("other", CHANNEL)
+    nsqd.publish(TOPIC, b'{"id": 7}')
+    nsqd.publish("other", b'{"id": "7"}')
+    typed = ["-t", "other", "--store", "delta", "--body", "json", "-n", "2"]
+
+    result = run_nsq(to_file(nsqd.tcp_address, lake, *typed))
+
+    assert result.status == 0, result.err
+    assert f"each topic has its own table and columns: {lake}/{{topic}}" in result.err
+    for topic, kind in ((TOPIC, "int64"), ("other", "string")):
+        assert DeltaCatalog(str(lake / topic)).schema().field("body_id").type == kind
+    assert messages_at(str(lake)) == 2

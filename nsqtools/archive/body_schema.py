@@ -1,0 +1,171 @@
+"""Read JSON Schemas as the fields of bodies, and write fields as a schema.
+
+Schemas that programs generate are accepted: references to definitions, alternatives with null,
+``enum`` and ``const``. A field without one type gets no column, its values remain in the body, and
+its name is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import types
+
+from nsqtools.archive.body_columns import PLAIN_TYPES
+from nsqtools.archive.place import translating_errors
+from nsqtools.errors import ConfigurationError
+
+log = logging.getLogger("nsqtools")
+
+# Deeper definitions refer to themselves, as those of a tree do.
+MAX_DEPTH = 20
+_NAMES = dict(zip(("boolean", "integer", "number", "string"), PLAIN_TYPES.values(), strict=True))
+_NAME_OF = dict(zip(PLAIN_TYPES, _NAMES, strict=True))
+_NUMBERS = {"integer", "number"}
+
+
+def load_schema(source: Path | str) -> dict[str, Any]:
+    """Read and normalize a JSON Schema of an object from a file, or from text that begins with {.
+
+    Raises `OutputError` and `ConfigurationError`.
+    """
+    is_text = isinstance(source, str) and source.lstrip().startswith("{")
+    shown = "the schema" if is_text else str(source)
+    with translating_errors("read", shown):
+        text = str(source) if is_text else Path(source).read_bytes()
+    try:
+        document = json.loads(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"{shown} is not JSON ({exc})") from None
+    skipped: list[str] = []
+    try:
+        fields = _Reader(document, skipped.append).fields("it", document)
+    except ValueError as exc:
+        skipped, fields = [str(exc)], []
+    if not fields and skipped:
+        raise ConfigurationError(
+            f"{shown} is not a schema of columns: {skipped[0]}",
+            hint="nsq archive schema ARCHIVE prints a schema.",
+        )
+    for reason in skipped:
+        log.warning("no column by %s: %s", shown, reason)
+    return json_schema(fields)
+
+
+def fields_of(document: Mapping[str, Any] | None) -> list[pyarrow.Field]:
+    """Return the fields of a JSON Schema, [] for None. Raises ``ValueError`` with the reason."""
+
+    def refuse(reason: str) -> None:
+        raise ValueError(reason)
+
+    return [] if document is None else _Reader(document, refuse).fields("it", document)
+
+
+class _Reader:
+    """Reads the definitions of a ``document``. ``skip`` gets the reason why a field has no type."""
+
+    def __init__(self, document: Any, skip: Callable[[str], None]) -> None:
+        self._document = document
+        self._skip = skip
+
+    def fields(self, name: str, schema: Any, depth: int = 0) -> list[pyarrow.Field]:
+        """Return the fields of the schema of an object. Raises ``ValueError``."""
+        resolved = self._resolve(name, schema, depth)
+        if not isinstance(properties := resolved.get("properties"), Mapping):
+            raise ValueError(f"{name} has no properties")
+        fields = []
+        for field, of in properties.items():
+            try:
+                kind = self._type(field, of, depth + 1)
+            except ValueError as exc:
+                self._skip(str(exc))
+            else:
+                fields.append(pyarrow.field(field, kind))
+        return fields
+
+    def _type(self, name: str, schema: Any, depth: int) -> Any:
+        schema = self._resolve(name, schema, depth)
+        kinds = schema.get("type", "object" if "properties" in schema else None)
+        if not isinstance(kinds, str | list):
+            raise ValueError(f"{name} has no type, but {json.dumps(schema)[:60]}")
+        kinds = {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"}
+        if kinds == _NUMBERS:
+            kinds = {"number"}
+        if len(kinds) != 1:
+            raise ValueError(f"{name} has {len(kinds)} types, not one")
+        (kind,) = kinds
+        if kind == "array":
+            return pyarrow.list_(self._type(f"{name}[]", schema.get("items"), depth + 1))
+        if kind == "object":
+            # Parquet has no structs without fields.
+            if not (fields := self.fields(name, schema, depth)):
+                raise ValueError(f"{name} is an object without properties")
+            return pyarrow.struct(fields)
+        if kind == "string" and schema.get("format") == "date-time":
+            return pyarrow.timestamp("us", tz="UTC")
+        if kind not in _NAMES:
+            raise ValueError(f"{name} has the unknown type {kind}")
+        return _NAMES[kind]
+
+    def _resolve(self, name: str, schema: Any, depth: int) -> Mapping[str, Any]:
+        """Return the schema without references and alternatives."""
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"{name} has no type, but {json.dumps(schema)[:60]}")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"{name} refers to itself")
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._resolve(name, self._definition(name, reference), depth + 1)
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(parts := schema.get(key), list):
+                return _only_one(name, [self._resolve(name, part, depth + 1) for part in parts])
+        if "type" not in schema and ("enum" in schema or "const" in schema):
+            values = schema["enum"] if "enum" in schema else [schema["const"]]
+            if isinstance(values, list):
+                kinds = [_NAME_OF.get(type(value), "null") for value in values]
+                return {"type": sorted({*kinds})}
+        return schema
+
+    def _definition(self, name: str, reference: str) -> Any:
+        place = self._document
+        for part in reference.removeprefix("#/").split("/"):
+            part = part.replace("~1", "/").replace("~0", "~")
+            place = place.get(part) if isinstance(place, Mapping) else None
+        if place is None:
+            raise ValueError(f"{name} refers to {reference}, which is not in the schema")
+        return place
+
+
+def _only_one(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the alternative that is not null; of numbers the wider type."""
+    with_type = [schema for schema in schemas if schema.get("type") != "null"]
+    if {str(schema.get("type")) for schema in with_type} == _NUMBERS:
+        return {"type": "number"}
+    if len(with_type) != 1:
+        raise ValueError(f"{name} has {len(with_type)} types, not one")
+    return with_type[0]
+
+
+def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
+    """Return a JSON Schema from which `fields_of` returns the same fields."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {field.name: _json_type(field.type) for field in fields},
+    }
+
+
+def _json_type(kind: Any) -> dict[str, Any]:
+    if types.is_struct(kind):
+        properties = {field.name: _json_type(field.type) for field in kind}
+        return {"type": "object", "properties": properties}
+    if types.is_list(kind):
+        return {"type": "array", "items": _json_type(kind.value_type)}
+    if types.is_timestamp(kind):
+        return {"type": "string", "format": "date-time"}
+    plain = {"boolean": types.is_boolean, "integer": types.is_integer, "number": types.is_floating}
+    return {"type": next((name for name, matches in plain.items() if matches(kind)), "string")}
