@@ -256,13 +256,22 @@ def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: No
     return form_of_text(head, has_index=has_index)
 
 
+def bare_files(archives: Iterable[ArchiveFile]) -> list[ArchiveFile]:
+    """Return the files of bare bodies. Raises the errors of `read_text`."""
+    return [
+        archive
+        for archive in archives
+        if archive.table is None and form_of(archive).kind is LineKind.bodies
+    ]
+
+
 def files_without_topic(archives: Sequence[ArchiveFile], topic: str) -> list[ArchiveFile]:
     """Return files of bare bodies without a topic in their names, if other names have the topic.
 
     The names of nsq_to_file contain the topic, so these files are probably of another topic.
     """
     word = re.compile(rf"(?<![0-9A-Za-z_]){re.escape(topic)}(?![0-9A-Za-z_])")
-    bare = [archive for archive in archives if form_of(archive).kind is LineKind.bodies]
+    bare = bare_files(archives)
     without_topic = [archive for archive in bare if not word.search(archive.name)]
     return without_topic if len(without_topic) < len(bare) else []
 

@@ -31,7 +31,7 @@ from nsqtools.archive.columns import bodies_as, message_schema, micros, read_bat
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, read, sort_by_time
+from nsqtools.archive.parquet import ParquetWriter, read
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
@@ -373,17 +373,21 @@ def deduplicate(rows: pyarrow.Table) -> pyarrow.Table:
     """
     if rows.num_rows < 2:
         return rows
-    rows = sort_by_time(rows).combine_chunks()
     times = rows["ts_ns"].combine_chunks()
+    is_sorted = compute.all(compute.less_equal(times[:-1], times[1:]), min_count=0).as_py()
+    order = None if is_sorted else compute.sort_indices(times)
+    if order is not None:
+        times = times.take(order)
     is_equal = compute.equal(times[:-1], times[1:])
     if not compute.any(is_equal).as_py():
-        return rows
+        return rows if order is None else rows.take(order)
     # A candidate has the time of the row before it or after it.
     false = pyarrow.array([False])
     equals_previous = pyarrow.concat_arrays([false, is_equal])
     equals_next = pyarrow.concat_arrays([is_equal, false])
     indices = compute.indices_nonzero(compute.or_(equals_previous, equals_next))
-    candidates = rows.select([*MESSAGE_KEY, "attempts"]).take(indices)
+    candidates = rows.select([*MESSAGE_KEY, "attempts"])
+    candidates = candidates.take(indices if order is None else order.take(indices))
     columns = {
         "ts_ns": candidates["ts_ns"],
         "nsqd": compute.fill_null(candidates["nsqd"], ""),
@@ -395,12 +399,18 @@ def deduplicate(rows: pyarrow.Table) -> pyarrow.Table:
     previous, following = candidates[:-1], candidates[1:]
     # A comparison with a missing id is null, so the row is kept.
     repeats = [compute.equal(previous[name], following[name]) for name in MESSAGE_KEY]
-    return _drop(rows, following["index"].filter(reduce(compute.and_kleene, repeats)))
+    repeated = following["index"].filter(reduce(compute.and_kleene, repeats))
+    mask = _all_except(repeated, rows.num_rows)
+    # One copy of the rows: sorting first and dropping then would make two.
+    return rows.filter(mask) if order is None else rows.take(order.filter(mask))
 
 
-def _drop(rows: pyarrow.Table, indices: Any) -> pyarrow.Table:
-    numbers = compute.indices_nonzero(pyarrow.repeat(True, rows.num_rows))
-    return rows.filter(compute.invert(compute.is_in(numbers, value_set=indices)))
+def _all_except(indices: Any, count: int) -> Any:
+    """Return a mask of ``count`` rows without those at the indices, which are few as a rule."""
+    bits = bytearray(b"\xff" * -(-count // 8))
+    for index in indices.to_pylist():
+        bits[index >> 3] &= ~(1 << (index & 7))
+    return pyarrow.Array.from_buffers(pyarrow.bool_(), count, [None, pyarrow.py_buffer(bits)])
 
 
 def anti_join(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
@@ -414,4 +424,5 @@ def anti_join(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
     present_keys = set(zip(*(present[name].to_pylist() for name in MESSAGE_KEY), strict=True))
     keys = zip(*(candidates[name].to_pylist() for name in MESSAGE_KEY), strict=True)
     is_present = [key[2] is not None and key in present_keys for key in keys]
-    return _drop(rows, indices.filter(pyarrow.array(is_present, pyarrow.bool_())))
+    present_indices = indices.filter(pyarrow.array(is_present, pyarrow.bool_()))
+    return rows.filter(_all_except(present_indices, rows.num_rows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
@@ -281,20 +281,29 @@ def _partial_copy_error(messages: int, shown: str) -> NotUploadable:
     return NotUploadable(errno.EEXIST, f"the table has a copy with {messages} messages", shown)
 
 
-def have_many_topics(archives: Iterable[ArchiveFile]) -> bool:
-    """Return whether files have several topics, by their indexes and folders. Raises `NsqError`."""
-    topics = set[str]()
-    return any(
-        len(topics := topics | scan_archive(archive).topics) > 1
-        for archive in archives
-        if not archive.is_in_progress
-    )
+def have_many_topics(
+    archives: Iterable[ArchiveFile], topic_of: Callable[[ArchiveFile], str | None]
+) -> bool:
+    """Return whether files have several topics, by their indexes and folders. Raises `NsqError`.
+
+    ``topic_of`` returns the topic of a file of bare bodies.
+    """
+    topics = set[str | None]()
+    for archive in archives:
+        if not archive.is_in_progress:
+            topics |= scan_archive(archive).topics or {topic_of(archive)}
+    return len(topics - {None}) > 1
 
 
 def convert(
-    archives: Sequence[ArchiveFile], plan: TablePlan, drafts: Path, topic: str | None = None
+    archives: Sequence[ArchiveFile],
+    plan: TablePlan,
+    drafts: Path,
+    topic_of: Callable[[ArchiveFile], str | None] = lambda archive: None,
 ) -> Iterator[tuple[ArchiveFile, list[TableFile], str, Unfit]]:
     """Convert archives and tables to files of a table, one after the other. They are kept.
+
+    ``topic_of`` returns the topic of a file of bare bodies.
 
     Yields each archive file with its Parquet files, the reason why it was skipped or "", and the
     misfits. A file that was converted before has no Parquet files. Raises ``OSError`` and
@@ -308,7 +317,7 @@ def convert(
         if archive.is_in_progress:
             yield archive, [], "it is in progress", Unfit()
             continue
-        stem = parquet_stem(archive, plan.host)
+        stem, topic = parquet_stem(archive, plan.host), topic_of(archive)
         try:
             if _is_converted(tables, archive, stem, topic, stems):
                 yield archive, [], "", Unfit()

@@ -18,6 +18,7 @@ at most one flush.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -181,3 +182,37 @@ class Rotation:
             return False
         opened, now = ((at + utc_offset_s) // self.interval_s for at in (opened_at_s, now_s))
         return opened != now
+
+
+# Of each token. A host is the short name, and a time may contain folders.
+_TOKENS = {
+    "<TOPIC>": r"(?P<topic>[.a-zA-Z0-9_-]+?(?:#ephemeral)?)",
+    "<HOST>": "[^/.]+?",
+    "<PID>": r"\d+",
+    "<REV>": r"(?:-?\d+)?",
+    "<DATETIME>": "[^.]+?",
+    "<PARTITION>": "[^.]+?",
+}
+
+
+def topic_pattern(format: str) -> re.Pattern[str]:
+    """Return the pattern of the names by a format, or by the beginning of a format.
+
+    Raises `ConfigurationError` for a format without exactly one ``<TOPIC>``.
+    """
+    if format.count("<TOPIC>") != 1:
+        raise ConfigurationError(
+            f"{format!r} must have <TOPIC> once", hint="Write '<TOPIC>.', or the whole format."
+        )
+    parts = re.split(f"({'|'.join(_TOKENS)})", format)
+    return re.compile("".join(_TOKENS.get(part, re.escape(part)) for part in parts))
+
+
+def topic_in(pattern: re.Pattern[str], name: str) -> str | None:
+    """Return the topic in the name of a file, which may be below folders; None without one.
+
+    A format without folders applies to the last part of the name.
+    """
+    relative = name if "/" in pattern.pattern.replace("[^/.]", "") else name.rpartition("/")[2]
+    match = pattern.match(relative)
+    return match["topic"] if match else None

@@ -689,7 +689,7 @@ def test_an_archive_is_converted_once_and_skipped_files_are_reported(
         write_archive(tmp_path / name / "a.log", some[:2], some[2:count], head=Head("a" * 32, 1))
 
     def convert_again(path: Path) -> tuple[int, str]:
-        [(_, files, problem, _)] = convert(find_archives([path]), plan, drafts, "t")
+        [(_, files, problem, _)] = convert(find_archives([path]), plan, drafts, lambda _: "t")
         return len(files), problem
 
     assert convert_again(tmp_path / "cut") == (2, "")

@@ -5,7 +5,14 @@ from datetime import datetime
 import pytest
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.naming import FileNaming, Rotation, with_rev
+from nsqtools.records.naming import (
+    DEFAULT_FORMAT,
+    FileNaming,
+    Rotation,
+    topic_in,
+    topic_pattern,
+    with_rev,
+)
 
 MOMENT = datetime(2026, 11, 21, 8, 5, 9)
 DAY_BEFORE = datetime(2026, 11, 20, 23)
@@ -75,3 +82,18 @@ def test_two_sizes_are_limits_of_their_own_and_an_interval_is_aligned_to_the_clo
     midnight_in_kyiv = NINE - 9 * HOUR + 22 * HOUR
     assert daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv, utc_offset_s=2 * HOUR)
     assert not daily.is_over(midnight_in_kyiv - 1, midnight_in_kyiv)
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "topic"),
+    [
+        ("<TOPIC>.", "a/clicks.web.h.2026.log", "clicks"),
+        (DEFAULT_FORMAT, "clicks.web.h-000001.2026-01-01_00.log.gz", "clicks.web"),
+        (DEFAULT_FORMAT, "x#ephemeral.h.2026-01-01_00.log", "x#ephemeral"),
+        ("<TOPIC>/<DATETIME>/data<REV>.json", "clicks/ds=01-02/data-000001.json", "clicks"),
+        ("<TOPIC>/", "web.clicks/2026/data.json", "web.clicks"),
+        ("<TOPIC>.", "README", None),
+    ],
+)
+def test_the_topic_is_read_from_a_name(format: str, name: str, topic: str | None) -> None:
+    assert topic_in(topic_pattern(format), name) == topic

@@ -102,7 +102,12 @@ def test_rows_with_a_delay_are_deferred_and_the_others_are_not(embedded: Embedde
 BAD_ROWS = [
     (None, "clicks", None, "the body is null"),
     (b"", "clicks", None, "the body is empty"),
-    (b"x" * 1_048_577, "clicks", None, "1048577 bytes are above the limit of 1048576"),
+    (
+        b"x" * 1_048_577,
+        "clicks",
+        None,
+        "1048577 bytes are above the limit of 1048576 (publish_max_msg_size)",
+    ),
     (b"x", None, None, "the topic is null"),
     (b"x", "a b", None, "'a b' is not a valid topic"),
     (b"x", "clicks", 10**13, "a delay of 10000000000000 ms"),

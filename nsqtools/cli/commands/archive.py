@@ -49,6 +49,7 @@ from nsqtools.protocol.text import NS, counted, utc_text
 from nsqtools.records.envelope import Envelope
 
 if TYPE_CHECKING:
+    from nsqtools.archive.finding import ArchiveFile
     from nsqtools.cli.render.documents import Repaired, RepairedFile
 
 
@@ -211,6 +212,9 @@ def convert(
     output: Annotated[str, opt("--output -o PLACE", "The table: a directory or a URL.")],
     store: TableFormat = opt("", "Parquet by topic and date, or Delta.", None, TableFormat.parquet),
     topic: str | None = opt("--topic -t TOPIC", "The topic of bare bodies."),
+    topic_from: str | None = opt(
+        "FORMAT", "Format of file names, or its beginning, with the topic: '<TOPIC>.'."
+    ),
     json: Json = False,
     *,
     bodies: BodyOptions,
@@ -221,11 +225,12 @@ def convert(
     The inputs are kept. A file is converted once, so the same command continues an interrupted
     run. A damaged file is reported and skipped: repair it first. So is a file without an index that
     has grown since its conversion. Bare bodies have no topic: with --topic, files without the topic
-    in their names are skipped if other names have it. The exit status is 6 if values did not fit
-    their columns; they remain in the text of the body.
+    in their names are skipped if other names have it; --topic-from takes the topic from each name.
+    Values that do not fit their columns remain in the text of the body.
 
     Examples:
         nsq archive convert /var/nsq -o /srv/lake
+        nsq archive convert /var/nsq_to_file -o /srv/lake --topic-from '<TOPIC>.'
         nsq archive convert /var/nsq -o 's3://bucket/lake/{topic}' --store delta --body json
         nsq archive convert s3://bucket/old -o 's3://bucket/new/{topic}' --store delta --body json
     """
@@ -234,10 +239,18 @@ def convert(
     from nsqtools.archive.finding import find_archives, find_inputs
     from nsqtools.archive.place import refuse_nested, translating_errors
     from nsqtools.archive.place_url import parse_place
-    from nsqtools.archive.reader import files_without_topic
+    from nsqtools.archive.reader import bare_files, files_without_topic
     from nsqtools.archive.table import convert as convert_archives
     from nsqtools.archive.table import have_many_topics
     from nsqtools.files.scratch import scratch_directory
+    from nsqtools.records.naming import topic_in, topic_pattern
+
+    if topic is not None and topic_from is not None:
+        raise ConfigurationError("--topic and --topic-from exclude each other")
+    pattern = None if topic_from is None else topic_pattern(topic_from)
+
+    def topic_of(archive: ArchiveFile) -> str | None:
+        return topic if pattern is None else topic_in(pattern, archive.name)
 
     host = socket.gethostname().partition(".")[0]
     inputs = {path: find_inputs([parse_place(path)]) for path in paths}
@@ -253,7 +266,7 @@ def convert(
         host,
         {},
         is_delta=store is TableFormat.delta,
-        has_many_topics=lambda: topic is None and have_many_topics(archives),
+        has_many_topics=lambda: topic is None and have_many_topics(archives, topic_of),
         info=runtime.info,
     )
     for place in places:
@@ -263,10 +276,16 @@ def convert(
         archives.remove(archive)
         problem = f"skipped: its name lacks {topic}, which other names have; convert it separately"
         damage(archive.shown, problem)
+    nameless = [archive for archive in archives if pattern is not None and not topic_of(archive)]
+    for archive in bare_files(nameless):
+        archives.remove(archive)
+        damage(archive.shown, f"skipped: its name has no topic by {topic_from}")
     converted = files = messages = misfits = 0
     without_column: set[str] = set()
     with translating_errors("convert to", output), scratch_directory("nsq-convert-") as drafts:
-        for archive, new_files, problem, unfit in convert_archives(archives, plan, drafts, topic):
+        for archive, new_files, problem, unfit in convert_archives(
+            archives, plan, drafts, topic_of
+        ):
             if problem:
                 damage(archive.shown, problem)
             converted += bool(new_files)
@@ -282,8 +301,11 @@ def convert(
         write_json(runtime, document)
     summary = f"{counted(converted, 'archive')} of {total}, {counted(messages, 'message')}"
     runtime.info(f"nsq: {summary}, {misfits} did not fit")
-    status = ExitStatus.PARTLY_DONE if misfits else ExitStatus.DONE
-    return damage.status or report_unfit(runtime, 0, without_column) or status
+    fails = bodies.fail_on_misfit
+    status = report_unfit(runtime, 0, without_column, fails=fails)
+    if misfits and fails:
+        status = ExitStatus.PARTLY_DONE
+    return damage.status or status
 
 
 def schema(

@@ -22,7 +22,7 @@ from nsqtools.cli.options.spark_options import (
     place,
     place_opt,
 )
-from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
+from nsqtools.cli.options.tables import ColumnsChoice, FailOnMisfit, TableFormat
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
@@ -176,6 +176,7 @@ def ingest(
     ),
     json: Json = False,
     bodies: ColumnsChoice,
+    fail_on_misfit: FailOnMisfit = False,
     connection: ConsumerConnection,
     spark: SparkChoice,
     runtime: Session,
@@ -192,11 +193,18 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
+    from nsqtools.archive.table_places import TOPIC as TOPIC_TOKEN
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.jobs.ingestion import IngestPlaces, IngestRun
 
+    if TOPIC_TOKEN in str(output):
+        raise ConfigurationError(
+            "nsq spark ingest writes one table",
+            hint="Run it once for each topic, or use nsq to-file --store with "
+            "--upload 'PLACE/{topic}'.",
+        )
     if once and trigger is not None:
-        raise ConfigurationError("--trigger has no effect with --once")
+        runtime.info("nsq: --trigger has no effect with --once")
     columns = Bodies(bodies.body, bodies.fields(needed=True))
     is_delta = format is TableFormat.delta
     places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, is_delta)
@@ -222,7 +230,9 @@ def ingest(
         query = run.start(session)
         with stop_on_signals(run.stop) as signals:
             run.follow(query)
-    return signals.status(otherwise=report_ingestion(runtime, run, json=json))
+    return signals.status(
+        otherwise=report_ingestion(runtime, run, json=json, fail_on_misfit=fail_on_misfit)
+    )
 
 
 def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:
@@ -243,7 +253,9 @@ def progress_text(counts: IngestCounts) -> str:
     return text
 
 
-def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool) -> ExitStatus:
+def report_ingestion(
+    runtime: Runtime, run: IngestRun, *, json: bool, fail_on_misfit: bool
+) -> ExitStatus:
     """Print the counts and the damage of a run; return the exit status."""
     counts, damages = run.counts, run.new_damages()
     status = report_damages(runtime, damages).status
@@ -260,4 +272,4 @@ def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool) -> ExitSta
     if counts.misfits:
         runtime.info(f"nsq: {counts.misfits} bodies did not fit their columns: _error says why")
     runtime.info(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
-    return status
+    return status or (ExitStatus.PARTLY_DONE if fail_on_misfit and counts.misfits else status)

@@ -391,7 +391,8 @@ def to_file(
                 write_json(runtime, result_document(result))
             runtime.info(summary(result.totals))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
-    return watched.signals.status(otherwise=report_failures(runtime, result) or status)
+    failed = report_failures(runtime, result, fail_on_misfit=archiving.bodies.fail_on_misfit)
+    return watched.signals.status(otherwise=failed or status)
 
 
 def finish(run: ArchiveRun, watched: RunStatus) -> ArchiveResult:
@@ -426,7 +427,7 @@ def summary(totals: ArchiveTotals) -> str:
     return f"nsq: {counts}, {counted(totals.files, 'file')} finished{again}"
 
 
-def report_failures(runtime: Session, result: ArchiveResult) -> ExitStatus:
+def report_failures(runtime: Session, result: ArchiveResult, *, fail_on_misfit: bool) -> ExitStatus:
     """Report what failed after the archiving; return the exit status."""
     status = ExitStatus.DONE
     if result.hook_failures:
@@ -437,4 +438,6 @@ def report_failures(runtime: Session, result: ArchiveResult) -> ExitStatus:
         files = counted(result.not_uploaded, "file")
         runtime.info(f"nsq: {files} not uploaded; the next run continues")
         status = ExitStatus.PARTLY_DONE
-    return report_unfit(runtime, result.uploads.misfits, result.uploads.without_column) or status
+    uploads = result.uploads
+    unfit = report_unfit(runtime, uploads.misfits, uploads.without_column, fails=fail_on_misfit)
+    return unfit or status

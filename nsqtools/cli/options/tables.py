@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.errors import ConfigurationError
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from nsqtools.archive.table_writer import TablePlan
 
 TABLE = "Table"
+FailOnMisfit = Annotated[
+    bool, opt("--fail-on-misfit", "Exit with status 6 if values did not fit their columns.", TABLE)
+]
 
 
 class TableFormat(Enum):
@@ -71,6 +74,7 @@ class BodyOptions(ColumnsChoice):
         "Partitions of tables below topic and date: hour, or a field of JSON bodies (.country). "
         "Of file names: whose time <PARTITION> is, arrival (default) or message.",
     )
+    fail_on_misfit: FailOnMisfit = False
 
     def plan(
         self,

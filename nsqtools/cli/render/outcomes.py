@@ -88,15 +88,20 @@ class Progress:
         return True
 
 
-def report_unfit(runtime: Runtime, bodies: int, fields: Collection[str]) -> ExitStatus:
-    """Report bodies and fields without a column in a table; return the exit status."""
+def report_unfit(
+    runtime: Runtime, bodies: int, fields: Collection[str], *, fails: bool
+) -> ExitStatus:
+    """Report bodies and fields without a column in a table; return the exit status.
+
+    With ``fails`` they change the status, though their text is in the table.
+    """
     if bodies:
         words = "1 body" if bodies == 1 else f"{bodies} bodies"
         runtime.info(f"nsq: {words} did not fit the columns: _error lists the fields")
     if fields:
         names = ", ".join(map(repr, sorted(fields)[:FIELDS_SHOWN]))
         runtime.info(f"nsq: {counted(len(fields), 'field')} got no column: {names}")
-    return ExitStatus.PARTLY_DONE if bodies or fields else ExitStatus.DONE
+    return ExitStatus.PARTLY_DONE if fails and (bodies or fields) else ExitStatus.DONE
 
 
 class DamageReporter:

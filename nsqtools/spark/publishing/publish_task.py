@@ -244,7 +244,7 @@ def refusal(body: bytes | None, topic: str | None, defer_ms: int | None, max_byt
     if not body:
         return "the body is empty, which NSQ cannot carry"
     if len(body) > max_bytes:
-        return f"{len(body)} bytes are above the limit of {max_bytes}"
+        return f"{len(body)} bytes are above the limit of {max_bytes} (publish_max_msg_size)"
     if defer_ms is not None and not 0 <= defer_ms <= MAX_DEFER_MS:
         return f"a delay of {defer_ms} ms is outside the range of nsqd"
     return ""

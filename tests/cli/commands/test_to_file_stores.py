@@ -176,7 +176,7 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
     place = str(tmp_path / "out") if store == "parquet" else f"{bucket.url}/lake"
     upload = [] if store == "parquet" else ["--upload", place]
     (tmp_path / "note").write_text(f'echo "$1" >> {tmp_path / "paths"}')
-    more = ["-n", "5", "--store", store, *upload, "--body", "json", "--json"]
+    more = ["-n", "5", "--store", store, *upload, "--body", "json", "--json", "--fail-on-misfit"]
     more += ["--on-file", f"sh {tmp_path / 'note'} {{path}}"]
 
     result = run_nsq(to_file(nsqd.tcp_address, tmp_path / "out", *more))
