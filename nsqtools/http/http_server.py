@@ -52,6 +52,7 @@ _HTML = b"Content-Type: text/html; charset=utf-8\r\n"
 _METRICS = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 _NSQ = b"X-Nsq-Content-Type: nsq; version=1.0\r\n"
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_LENGTH = re.compile(rb"(?<=\n)content-length:[ \t]*([0-9]+)[ \t]*\r\n", re.I)
 _NOT_LOGGED = ("/pub", "/mpub")
 
 
@@ -348,15 +349,21 @@ class Api(Protocol):
         """Log the status of an answered request."""
 
 
-def _with_crlf(data: bytes) -> bytes:
-    """Return data with CRLF in its head if that has only LF, as old programs and shells send it.
+def _as_go_reads(data: bytes) -> bytes:
+    """Return data with its head rewritten where llhttp refuses what Go accepts of old programs.
 
-    Go accepts that. The leniency of llhttp for it would also accept CR, which moves boundaries.
+    A head with only LF gets CRLF: the leniency of llhttp for LF would also accept a lone CR, which
+    moves boundaries. Of several equal Content-Length fields one is left.
     """
-    head, end, body = data.partition(b"\n\n")
-    if not end or b"\r" in head:
-        return data
-    return head.replace(b"\n", b"\r\n") + b"\r\n\r\n" + body
+    end = data.find(b"\n\n")
+    if end >= 0 and data.find(b"\r", 0, end) < 0:
+        data = data[:end].replace(b"\n", b"\r\n") + b"\r\n\r\n" + data[end + 2 :]
+    end = data.find(b"\r\n\r\n")
+    lengths = _LENGTH.findall(data, 0, max(0, end + 2))
+    if len(lengths) > 1 and len(set(lengths)) == 1:
+        head = _LENGTH.sub(b"", data[: end + 2])
+        data = b"%bContent-Length: %b%b" % (head, lengths[0], data[end:])
+    return data
 
 
 class Limits(NamedTuple):
@@ -366,8 +373,8 @@ class Limits(NamedTuple):
     most_idle: int = 8192
     most_idle_of_one: int = 1024
     finish_s: float = 1.0  # at the end, for requests that are being answered
-    # Line ends of a whole head without CR. Not where a proxy may read another head than this.
-    accepts_lf: bool = False
+    # For heads that Go accepts. Not where a proxy in front may read another head.
+    is_lenient: bool = False
 
 
 class IdleConnections:
@@ -564,8 +571,8 @@ class _Connection(asyncio.Protocol):
     def _parse_and_keep(self, data: bytes) -> None:
         """Parse what was read, and keep the head of a request that arrived alone and whole."""
         is_alone = self._is_between_requests and not self._requests
-        if is_alone and self._server.limits.accepts_lf:
-            data = _with_crlf(data)
+        if is_alone and self._server.limits.is_lenient:
+            data = _as_go_reads(data)
         self._parse(data)
         if not (is_alone and self._is_between_requests and self._requests) or self._is_last:
             return
@@ -884,7 +891,7 @@ async def serve_api(
     is_local = address.startswith(("127.", "[::1]:"))
     names = {broadcast_address, socket.gethostname()} if is_local else None
     api = HTTPApi(handlers, log, body_limits or {}, tls_required_port, names)
-    server = HTTPServer(api, listener, tls_context, Limits(accepts_lf=True))
+    server = HTTPServer(api, listener, tls_context, Limits(is_lenient=True))
     await server.start()
     log.info(f"{name}: listening on {address}")
     return server

@@ -73,11 +73,14 @@ def test_old_http_clients_are_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
     address = any_nsqd().http_address
     padded = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n3 \r\nabc\r\n0\r\n\r\n"
     star = b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"
+    twice = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n" + SIZED + b"A: b\r\n" + SIZED + b"\r\nabc"
     unix = b"GET /ping HTTP/1.1\nHost: x\nConnection: keep-alive\n\n"
     with RawClient(address, magic=b"") as connection:
-        for request in (padded, star, unix, padded):
+        for request in (padded, star, unix, twice, padded):
             connection.send(request)
             assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        connection.send(twice.replace(b"3", b"4", 1))  # they differ
+        assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 400 Bad Request")
 
 
 def test_the_stacks_of_a_daemon_are_a_page_and_other_profiles_are_taken_outside() -> None:
