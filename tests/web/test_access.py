@@ -15,6 +15,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.console import Answer, MakeConsole, ask
+from plugins.raw_client import RawClient
 from plugins.waiting import patience_s, wait_until
 from starlette.requests import Request
 
@@ -93,6 +94,39 @@ def test_a_call_under_a_foreign_name_or_from_another_site_is_refused_below_a_bas
     moved = ask(running.url)
     assert (moved.status, moved.headers["location"]) == (301, "/x/y/")
     assert running.get("/").status == 200
+
+
+HOSTILE = {
+    "GET /static/../app.py": 404,
+    "GET /static/%2e%2e/%2e%2e/app.py": 404,
+    "GET /static/..%2f..%2fapp.py": 404,
+    "GET /static//etc/passwd": 404,
+    "GET /static/%00": 404,
+    "GET /topics/a%0d%0aSet-Cookie:x=1": 404,
+    "GET /act?action=pause&topic=a%0d%0aSet-Cookie:x=1": 403,
+    "GET http://evil.example/": 403,
+    "GET /|Host: evil.example": 403,
+    "GET /|Host: localhost@evil.example": 400,
+    "GET /|Host: localhost|Host: evil.example": 400,
+    "GET /|X-A:": 400,
+    "POST /api/topics|Host: localhost|Content-Length: -1": 400,
+    "POST /api/topics|Host: localhost|Content-Length: 3|Content-Length: 3": 400,
+    "POST /api/topics|Host: localhost|Content-Length: 99999999999": 413,
+    "POST /api/topics|Host: localhost|Content-Length: 5|Transfer-Encoding: chunked": 400,
+    "PRI *": 400,
+}
+
+
+def test_hostile_requests_are_refused(console: MakeConsole) -> None:
+    address = urlsplit(console(NOBODY).url).netloc
+    for request, status in HOSTILE.items():
+        line, *fields = request.split("|")
+        head = "\r\n".join([f"{line} HTTP/1.1", *(fields or ["Host: localhost"]), "", ""])
+        with RawClient(address, magic=b"") as client:
+            client.send(head.encode())
+            answer = client.socket.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 %d" % status), (request, answer)
+        assert b"\r\nSet-Cookie" not in answer, request
 
 
 def test_a_password_is_asked_for_and_wrong_ones_slow_down(
