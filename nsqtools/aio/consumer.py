@@ -86,7 +86,7 @@ class Consumer(ConsumerCore):
     _shared: Batch
     _in_flight: Mapping[bytes, Message]
     _count = _reached = 0
-    _taken_at = _until = 0.0
+    _taken_at = _until = _yields_at = 0.0
     _share = 1  # messages to take at a time
 
     # -- life -----------------------------------------------------------------------------------
@@ -337,7 +337,11 @@ class _Loop:
             worker.current = None
             if consumer._count:
                 consumer._return_remainder()
-                await asyncio.sleep(0)
+                if (now := time.monotonic()) >= consumer._yields_at:
+                    # A handler that awaits nothing must not block the event loop. Not after each
+                    # batch: with a message on each of many connections, that doubles the cost.
+                    consumer._yields_at = now + TARGET_HOLD_S
+                    await asyncio.sleep(0)
                 continue
             if consumer._rate is not None:
                 await consumer._wait_for_rate(consumer._rate, None)

@@ -95,7 +95,7 @@ class Handling:
         error: BaseException | None = None
         try:
             result = self._handler(message)
-            if result is None:  # the usual case, without a further call
+            if result is None:  # like `_answer`, without its call
                 if self._answers:
                     message.finish()
             else:
@@ -111,7 +111,7 @@ class Handling:
         error: BaseException | None = None
         try:
             result = self._handler(message)
-            if not inspect.isawaitable(result):
+            if type(result) is not CoroutineType and not inspect.isawaitable(result):
                 text = "the handler returns nothing to await; use nsqtools.Consumer"
                 self.fatal_error = ConfigurationError(text)
                 raise self.fatal_error
@@ -128,6 +128,10 @@ class Handling:
             self._report(self._on_handled, message, began_at, error)
 
     def _answer(self, message: Message, outcome: object) -> None:
+        if outcome is None:  # the usual case, without a further call
+            if self._answers:
+                message.finish()
+            return
         is_pending = isinstance(outcome, (GeneratorType, AsyncGeneratorType))
         is_pending |= inspect.isawaitable(outcome)
         # A handler that submits to a pool returns a future. That is right if it answers later.

@@ -72,6 +72,8 @@ MAX_PATIENCE_S = 0.95
 # Growth in the burst: 1, 8, 64, 512 within three ticks of 0.25 s. And its duration as a share of T.
 BURST = 8
 BURST_SHARE = 1 / 60
+# A message waits as long in nsqd's output buffer, with the output_buffer_timeout that we request.
+SHORT_WAIT_S = 0.025
 # Shares of RDY among idle connections, so that it visits all of them in two seconds: `rdy.ROUND_S`
 # divided by `rdy.PROBE_S`.
 ROTATIONS = 20
@@ -245,7 +247,9 @@ class InFlightLimit:
             target_s, ceiling = max(target_s, PROBE_TARGET * self._service_s), self._ceiling
         law = demand * target_s / max(time_s, 1e-9)
         if law >= demand:
-            if not is_pending:  # else handlers are busy, and more messages would only wait
+            # If handlers are busy, more messages would only wait. A short wait is worth it, because
+            # fewer in flight on many connections would be read and answered one by one.
+            if not is_pending or time_s < SHORT_WAIT_S:
                 law = max(law, demand + 1)
                 self._law = int(min(law, MAX_CHANGE * demand, max(demand, ceiling), self.maximum))
             return
