@@ -228,7 +228,8 @@ class ReadyControl(Generic[K]):
             self._use -= was - (in_flight if in_flight > rdy else rdy)
         if self.mode == NORMAL:
             if rdy > self.is_scarce and state.credit <= rdy * RESEND_AT:
-                self._send(key, state, rdy)
+                state.credit = rdy
+                self._changes.append((key, rdy))
             if self._wanting:
                 self._retry_wanting(now)
         else:

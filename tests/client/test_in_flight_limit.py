@@ -191,6 +191,22 @@ def test_the_limit_follows_the_speed_of_handlers() -> None:
             assert least <= simulated.limit.current <= most
 
 
+@pytest.mark.parametrize(("rate", "least", "most"), [(20_000, 500, 1000), (100, 1, 5)])
+def test_pending_messages_may_be_more_while_they_wait_briefly(
+    rate: int, least: int, most: int
+) -> None:
+    limit, now = InFlightLimit(ClientOptions(max_in_flight=2500)), 0.0
+    limit.iterators, limit.is_busy = 1, True
+    for _ in range(20):
+        demand = limit.current
+        now += demand / rate
+        limit.advance_clock(now, demand)
+        limit.was_used = True
+        limit.answered(demand)
+        limit.adapt(demand, lambda: 0.0, is_pending=True)
+    assert least <= limit.current <= most
+
+
 def test_the_first_message_is_alone_until_its_answer() -> None:
     limit = InFlightLimit(ClientOptions())
     limit.connections, limit.iterators, limit.is_busy = 30, 8, True
