@@ -355,14 +355,17 @@ def _as_go_reads(data: bytes) -> bytes:
     A head with only LF gets CRLF: the leniency of llhttp for LF would also accept a lone CR, which
     moves boundaries. Of several equal Content-Length fields one is left.
     """
-    end = data.find(b"\n\n")
-    if end >= 0 and data.find(b"\r", 0, end) < 0:
-        data = data[:end].replace(b"\n", b"\r\n") + b"\r\n\r\n" + data[end + 2 :]
+    line_end = data.find(b"\n")
+    if line_end > 0 and data[line_end - 1] != ord("\r"):
+        end = data.find(b"\n\n")
+        if end >= 0 and data.find(b"\r", 0, end) < 0:
+            data = data[:end].replace(b"\n", b"\r\n") + b"\r\n\r\n" + data[end + 2 :]
     end = data.find(b"\r\n\r\n")
-    lengths = _LENGTH.findall(data, 0, max(0, end + 2))
-    if len(lengths) > 1 and len(set(lengths)) == 1:
-        head = _LENGTH.sub(b"", data[: end + 2])
-        data = b"%bContent-Length: %b%b" % (head, lengths[0], data[end:])
+    if data[: max(0, end)].lower().count(b"\ncontent-length:") > 1:
+        lengths = _LENGTH.findall(data, 0, end + 2)
+        if len(set(lengths)) == 1:
+            head = _LENGTH.sub(b"", data[: end + 2])
+            data = b"%bContent-Length: %b%b" % (head, lengths[0], data[end:])
     return data
 
 
