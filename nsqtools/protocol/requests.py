@@ -168,33 +168,41 @@ def read_publishes(
     return bodies, position
 
 
-def read_multi_publish(
+def check_multi_publish(
     data: bytes, position: int, max_body_size: int, max_msg_size: int
-) -> tuple[list[bytes], int]:
-    """Read the body of a complete, valid MPUB of at most `LARGE_COUNT` messages.
+) -> tuple[int, int]:
+    """Check the body of a complete, valid MPUB of at most `LARGE_COUNT` messages.
 
-    Return the messages and the position after them. For any other input, which `BodiesReader`
-    continues to read or refuses, return no messages.
+    Return the number of messages and the position after them; they begin 8 bytes after
+    ``position``. For any other input, which `BodiesReader` continues to read or refuses, return 0.
     """
-    messages_at = position + 8
+    after = position + 8
     size = int.from_bytes(data[position : position + 4], "big")
-    count = int.from_bytes(data[position + 4 : messages_at], "big")
-    is_whole = messages_at <= position + 4 + size <= len(data) and size <= max_body_size
+    count = int.from_bytes(data[position + 4 : after], "big")
+    end, last_at = len(data), len(data) - 4
+    is_whole = after <= position + 4 + size <= end and size <= max_body_size
     if not is_whole or count > LARGE_COUNT:
-        return [], position
-    bodies: list[bytes] = []
-    append, unpack, last_at = bodies.append, _SIZE.unpack_from, len(data) - 4
-    after = messages_at
+        return 0, position
+    unpack = _SIZE.unpack_from
     for _ in range(count):
         if after > last_at:
-            return [], position
-        body_at = after + 4
+            return 0, position
         size = unpack(data, after)[0]
-        after = body_at + size
-        if not 0 < size <= max_msg_size or after > len(data):
-            return [], position
+        after += 4 + size
+        if not 0 < size <= max_msg_size or after > end:
+            return 0, position
+    return count, after
+
+
+def sized_bodies(data: bytes, count: int) -> list[bytes]:
+    """Return the first ``count`` of sized bodies that were checked."""
+    bodies: list[bytes] = []
+    append, unpack, after = bodies.append, _SIZE.unpack_from, 0
+    for _ in range(count):
+        body_at = after + 4
+        after = body_at + unpack(data, after)[0]
         append(data[body_at:after])
-    return bodies, after
+    return bodies
 
 
 LARGE_COUNT = 1000  # A publish of more messages is handled in batches.

@@ -34,12 +34,12 @@ from nsqtools.protocol.requests import (
     Request,
     as_int64,
     channel_name,
+    check_multi_publish,
     message_id,
     parse_uint64,
     read_answers,
     read_body,
     read_message,
-    read_multi_publish,
     read_multi_publish_size,
     read_publishes,
     read_request,
@@ -115,20 +115,26 @@ class PublishCommands:
             return position
         options = self._options
         is_multi = line.startswith(b"M")
+        bodies: list[bytes] = []
         if is_multi:
-            bodies, end = read_multi_publish(
-                data, position + len(line), options.max_body_size, options.max_msg_size
+            body_at = position + len(line)
+            count, end = check_multi_publish(
+                data, body_at, options.max_body_size, options.max_msg_size
             )
         else:
             bodies, end = read_publishes(data, position, line, options.max_msg_size)
-        if not bodies:
+            count = len(bodies)
+        if not count:
             return position
         try:
-            stored = topic.publish(bodies)
+            if is_multi:
+                stored = topic.publish_batch(data[body_at + 8 : end], count)
+            else:
+                stored = topic.publish(bodies)
         except BackendError:
             return position  # nothing was stored: the command is tried again, and refused
-        command, answers = ("MPUB", 1) if is_multi else ("PUB", len(bodies))
-        self._answer(stored, command, topic, len(bodies), end - position, answers)
+        command, answers = ("MPUB", 1) if is_multi else ("PUB", count)
+        self._answer(stored, command, topic, count, end - position, answers)
         return end
 
     def publish(self, request: Request) -> int:

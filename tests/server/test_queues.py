@@ -26,6 +26,7 @@ from nsqtools.server.queues.queued_message import (
     new_messages,
     to_record,
 )
+from nsqtools.server.queues.waiting_messages import MessageBatch
 
 NOW_NS = 1_790_000_000_000_000_000
 TICK_NS = 1 << 20
@@ -34,6 +35,11 @@ HEALTH = DiskHealth(NsqdOptions())
 
 def messages(*bodies: bytes) -> list[bytes]:
     return new_messages(bodies, MessageIds(1).take(len(bodies), NOW_NS), NOW_NS)
+
+
+def batch(bodies: list[bytes]) -> MessageBatch:
+    data = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    return MessageBatch(data, len(bodies), MessageIds(1).reserve(len(bodies), NOW_NS), NOW_NS)
 
 
 def bodies(found: list[bytes]) -> list[bytes]:
@@ -47,7 +53,8 @@ def test_ids_are_unique_and_increase_with_any_clock(steps: list[tuple[int, int]]
     now_ns = NOW_NS
     for ticks, size in steps:
         now_ns += ticks * TICK_NS
-        generated += ids.take(size, now_ns)
+        taker = ids if size % 2 else ids.reserve(size, now_ns)
+        generated += taker.take(size, now_ns)
 
     assert generated == sorted(set(generated))
     assert {(len(id_), int(id_, 16) >> 12 & 1023) for id_ in generated} <= {(16, 617)}
@@ -147,7 +154,8 @@ def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int 
     return DiskQueue("t", path, existing={}, **limits, sync_every=2500, log=DaemonLog(None, ""))
 
 
-PUT = st.tuples(st.integers(1, 12), st.sampled_from(["", "in blocks", "taken back"]))
+MODES = ["", "in blocks", "in a batch", "taken back", "in a batch, taken back"]
+PUT = st.tuples(st.integers(1, 12), st.sampled_from(MODES))
 
 
 @given(st.integers(0, 9), st.sampled_from([150, 1 << 20]), st.lists(PUT | st.integers(1, 12)))
@@ -170,10 +178,12 @@ def test_order_is_kept_through_memory_and_disk_after_an_undo(
             continue
         size, mode = step
         files = len(list(path.glob("*.0*.dat")))
-        new = messages(*[b"%d" % next(numbers) for _ in range(size)])
+        numbered = [b"%d" % next(numbers) for _ in range(size)]
+        new = messages(*numbered)
+        put = new if "batch" not in mode else batch(numbered)
         blocks = [encoded(new[at : at + 4]) for at in range(0, size, 4)]
-        undo = backlog.put(new, blocks=blocks if mode == "in blocks" else ())
-        if mode == "taken back":
+        undo = backlog.put(put, blocks=blocks if mode == "in blocks" else ())
+        if "taken back" in mode:
             backlog.undo(undo)
             assert len(list(path.glob("*.0*.dat"))) <= files + 1  # the put may have created one
         else:

@@ -30,6 +30,7 @@ from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import LENGTH_SIZE, Block, encode_length
 from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
+from nsqtools.server.queues.waiting_messages import WaitingMessages
 
 # --durable must be able to write when the disk is full for publishers, because finished messages
 # are removed by a transaction. Its write-ahead log is brought into the file at 8 MiB.
@@ -141,7 +142,7 @@ class QueueBacklog:
         self.mem_queue_size = mem_queue_size
         self.deferred_count = 0
         self._health = health
-        self._memory: deque[bytes] = deque()
+        self._memory = WaitingMessages()
         # A heap of (due time, arrival, message): equal due times keep the order of arrival.
         self._deferred: list[tuple[float, int, bytes]] = []
         self._arrivals = count()
@@ -207,8 +208,7 @@ class QueueBacklog:
 
     def undo(self, put: Undo) -> None:
         """Remove the messages of the last `put`, after which the queue must not have changed."""
-        for _ in range(put.in_memory):
-            self._memory.pop()
+        self._memory.take_last(put.in_memory)
         if put.on_disk is not None and self.disk is not None:
             self.disk.undo(put.on_disk)
 
@@ -218,15 +218,14 @@ class QueueBacklog:
 
     def put_back(self, messages: list[bytes]) -> None:
         """Return messages of `get` to their place in front of all others, in memory."""
-        self._memory.extendleft(reversed(messages))
+        self._memory.put_back(messages)
 
     def overflow(self) -> None:
         """Move the messages beyond the limit to disk, or drop them without a disk.
 
         Raises `BackendError` when the disk fails. The messages then stay in memory.
         """
-        surplus = [self._memory.pop() for _ in range(len(self._memory) - self.mem_queue_size)]
-        surplus.reverse()
+        surplus = self._memory.take_last(max(0, len(self._memory) - self.mem_queue_size))
         if not surplus or self.disk is None:
             return
         try:
@@ -250,17 +249,12 @@ class QueueBacklog:
         if not memory and self.disk is not None and self.disk.has_unread:
             # Read no more than is delivered now: a kill loses what was read from the files.
             return [from_record(record) for record in self.disk.get(count, max_bytes)]
-        if count >= len(memory):
-            messages = list(memory)
-            memory.clear()
-        else:
-            pop = memory.popleft
-            messages = [pop() for _ in range(count)]
+        messages = memory.take(count)
         size = sum(map(len, messages))
         # At least one message, or one above the limit would never be delivered.
         while size > max_bytes and len(messages) > 1:
             size -= len(messages[-1])
-            memory.appendleft(messages.pop())
+            memory.put_back([messages.pop()])
         return messages
 
     def defer(self, message: bytes, due_s: float) -> None:
@@ -288,8 +282,7 @@ class QueueBacklog:
 
     def empty(self) -> deque[Any]:
         """Drop everything; return the messages of the memory, which take a while to free."""
-        dropped: deque[Any] = self._memory
-        self._memory = deque()
+        dropped = self._memory.clear()
         dropped += self._deferred
         self._deferred.clear()
         self.deferred_count = 0
