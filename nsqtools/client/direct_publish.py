@@ -36,13 +36,13 @@ from nsqtools.client.publication import PendingPublication
 from nsqtools.protocol.frames import OK_FRAME
 
 # How long a thread waits for the answer itself. A longer wait costs more than waking the I/O
-# thread, which knows the timeouts. It also bounds how long the thread sleeps after the I/O thread
+# thread, which applies the timeouts. It also bounds how long the thread sleeps after the I/O thread
 # has taken the connection back and read the answer.
 MAX_WAIT_MS = 5
 # A larger command may not fit into the socket's buffer, and takes longer than a wake-up.
 MAX_COMMAND_BYTES = 1 << 16
-# nsqd sends nothing between an answer and a command that follows at once, except for a heartbeat or
-# the end of the connection, which looking for would cost as much as sending.
+# nsqd sends nothing between an answer and a command that follows immediately, except for a
+# heartbeat or the end of the connection, and to look for these would cost as much as sending.
 CURRENT_S = 0.001
 # Refusals after which `DirectPath.end` takes an exchange without a result. The system call would
 # have ended long ago, so it failed, and a signal handler runs before its thread can note that.
@@ -82,7 +82,7 @@ class DirectPath:
         self, fileno: int, send: Callable[[bytes, int], int], receive: Callable[[int], bytes]
     ) -> None:
         self.exchanges = 0  # completed ones
-        self.unfinished: Exchange | None = None  # the one that `end` has interrupted
+        self.unfinished: Exchange | None = None  # set by `end`
         self._fileno = fileno
         self._poller = self._make_poller()  # of the thread that has the permit
         self._used_at = 0.0
