@@ -430,14 +430,12 @@ def _has_few_keys(body: Any) -> bool:
     objects = compute.sum(compute.starts_with(body, "{")).as_py() or 0
     nested = text.count(b"{") - objects + text.count(b"[")
     longest = compute.max(compute.binary_length(body)).as_py() or 0
-    is_flat = nested < MAX_KEYS_PER_BODY and longest <= 5 * MAX_KEYS_PER_BODY
-    if is_flat and len(body) * text.count(b":") <= MAX_CELLS:
-        return True
-    colons, *brackets = (compute.count_substring(body, character) for character in ":{[")
-    keys = compute.max_element_wise(colons, *brackets)
-    if (compute.max(keys).as_py() or 0) > MAX_KEYS_PER_BODY:
-        return False
-    if len(body) * (compute.sum(colons).as_py() or 0) <= MAX_CELLS:
+    colons = text.count(b":")
+    if nested >= MAX_KEYS_PER_BODY or longest > 5 * MAX_KEYS_PER_BODY:
+        counts = [compute.count_substring(body, character) for character in ":{["]
+        if (compute.max(compute.max_element_wise(*counts)).as_py() or 0) > MAX_KEYS_PER_BODY:
+            return False
+    if len(body) * colons <= MAX_CELLS:
         return True
     sample = (
         body.take(pyarrow.array(range(0, len(body), len(body) // SAMPLE_BODIES + 1)))

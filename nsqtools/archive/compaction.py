@@ -632,7 +632,8 @@ def run_together(compactions: Sequence[Compaction], run_jobs: RunJobs) -> None:
         for partition in compaction.work
         for _ in partition.jobs
     ]
-    for number, result in run_jobs([job for each in compactions for job in each.jobs]):
+    jobs = [job for compaction in compactions for job in compaction.jobs]
+    for number, result in run_jobs(jobs):
         compaction, partition = owners[number]
         compaction.add(partition, result)
     for compaction in compactions:
@@ -642,7 +643,7 @@ def run_together(compactions: Sequence[Compaction], run_jobs: RunJobs) -> None:
 def compactions_by_topic(
     inputs: Inputs, url: str, selection: Selection, settings: Settings, *, is_delta: bool
 ) -> list[Compaction]:
-    """Return a compaction for each selected topic, whose table has the topic in its URL.
+    """Return a compaction for each selected topic. The URLs of the tables contain the topics.
 
     Raises `NsqError`, also for bare bodies, which name no topic.
     """

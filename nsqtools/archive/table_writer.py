@@ -139,7 +139,7 @@ class Draft:
 # -- convert a log to files ---------------------------------------------------------------------
 
 
-class _Evolved(Exception):
+class _EvolvedError(Exception):
     """Bodies had new columns after a file was begun, so all files are written again with them."""
 
 
@@ -193,7 +193,7 @@ class TableWriter:
                 self._reset_misfits(misfits)
                 try:
                     is_complete = self._write_pass(archive, stem, topic, drafts, schemas)
-                except _Evolved:
+                except _EvolvedError:
                     _remove(drafts)
                     schemas.clear()
             _compare(drafts, archive)
@@ -225,8 +225,8 @@ class TableWriter:
     ) -> bool:
         """Write the files of at most `MAX_OPEN_PARTITIONS` partitions without a file.
 
-        Returns whether all partitions have files now. Raises `_Evolved` if the columns of a table
-        differ from those of its first rows, which ``schemas`` has.
+        Returns whether all partitions have files now. Raises `_EvolvedError` if the columns of a
+        table differ from those of its first rows, which ``schemas`` has.
         """
         is_complete = True
         writers: dict[Key, ParquetWriter] = {}
@@ -237,7 +237,7 @@ class TableWriter:
                     typed = columns.add(rows) if columns else rows
                     schema = self._schema(columns)
                     if schemas.setdefault(table, schema) != schema:
-                        raise _Evolved
+                        raise _EvolvedError
                     for key, part in self._parts(typed, archive, columns):
                         if key in drafts:
                             continue

@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 from plugins.archives import write_archive
 from plugins.cli import RunNsq
+from plugins.object_store import Bucket
 
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
@@ -205,3 +206,18 @@ def test_the_names_of_raw_files_have_their_topics(tmp_path: Path, run_nsq: RunNs
     assert "README: skipped: its name has no topic by <TOPIC>." in done.err
     assert values(tmp_path / "lake" / "clicks", "n") == [0]
     assert values(tmp_path / "lake" / "orders", "n") == [1]
+
+
+def test_a_bucket_has_tables_of_topics(tmp_path: Path, bucket: Bucket, run_nsq: RunNsq) -> None:
+    for number, topic in enumerate(("orders", "a#ephemeral")):
+        log(tmp_path / "a" / f"{number}.log", topic, ORDERS, number)
+    lake = f"{bucket.url}/lake"
+    command = ["archive", "convert", str(tmp_path / "a"), "-o", lake, "--store", "delta"]
+    first, again = (run_nsq([*command, "--body", "json"]) for _ in range(2))
+    assert "2 archives of 2, 6 messages" in first.err
+    assert "0 archives of 2, 0 messages" in again.err
+    assert run_nsq(["archive", "cat", lake, "--bodies"]).out.splitlines() == ORDERS * 2
+    compacted = run_nsq(
+        ["archive", "compact", lake, "-o", f"{bucket.url}/x/{{topic}}", "--dry-run"]
+    )
+    assert compacted.out.count(b"\n") == 3

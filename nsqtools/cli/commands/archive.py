@@ -7,6 +7,7 @@ lines on stdout, and its status is 1.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,7 @@ from nsqtools.records.envelope import Envelope
 
 if TYPE_CHECKING:
     from nsqtools.archive.finding import ArchiveFile
+    from nsqtools.archive.place import Place
     from nsqtools.cli.render.documents import Repaired, RepairedFile
 
 
@@ -236,7 +238,6 @@ def convert(
     """
     import socket
 
-    from nsqtools.archive.finding import find_archives, find_inputs
     from nsqtools.archive.place import refuse_nested, translating_errors
     from nsqtools.archive.place_url import parse_place
     from nsqtools.archive.reader import bare_files, files_without_topic
@@ -253,23 +254,17 @@ def convert(
         return topic if pattern is None else topic_in(pattern, archive.name)
 
     host = socket.gethostname().partition(".")[0]
-    inputs = {path: find_inputs([parse_place(path)]) for path in paths}
-    places = [place for by_kind in inputs.values() for place in (*by_kind.delta, *by_kind.parquet)]
-    in_tables = find_archives(list(map(str, places)))
-    in_archives = find_archives([path for path in paths if inputs[path].archives])
-    archives = [*(archive for archive in in_archives if archive.table is None), *in_tables]
-    total, skipped = len(archives), len(in_archives) + len(in_tables) - len(archives)
-    if skipped:
-        runtime.info(f"nsq: {counted(skipped, 'file')} of Parquet skipped: convert the table alone")
+    archives, tables = find_convertible(runtime, paths)
+    total = len(archives)
     plan = bodies.plan(
         output,
         host,
         {},
         is_delta=store is TableFormat.delta,
-        has_many_topics=lambda: topic is None and have_many_topics(archives, topic_of),
+        has_many_topics=lambda: have_many_topics(archives, topic_of),
         info=runtime.info,
     )
-    for place in places:
+    for place in tables:
         refuse_nested("--output", parse_place(plan.base), place)
     damage = DamageReporter(runtime)
     for archive in files_without_topic(archives, topic) if topic else ():
@@ -306,6 +301,26 @@ def convert(
     if misfits and fails:
         status = ExitStatus.PARTLY_DONE
     return damage.status or status
+
+
+def find_convertible(
+    runtime: Session, paths: Sequence[str]
+) -> tuple[list[ArchiveFile], list[Place]]:
+    """Return the files of archives and of tables, and the tables.
+
+    Parquet next to archives is skipped, because it may have been made of them.
+    """
+    from nsqtools.archive.finding import find_archives, find_inputs
+    from nsqtools.archive.place_url import parse_place
+
+    inputs = {path: find_inputs([parse_place(path)]) for path in paths}
+    tables = [place for kinds in inputs.values() for place in (*kinds.delta, *kinds.parquet)]
+    in_tables = find_archives(list(map(str, tables)))
+    in_archives = find_archives([path for path in paths if inputs[path].archives])
+    archives = [archive for archive in in_archives if archive.table is None]
+    if skipped := len(in_archives) - len(archives):
+        runtime.info(f"nsq: {counted(skipped, 'file')} of Parquet skipped: convert the table alone")
+    return archives + in_tables, tables
 
 
 def schema(
