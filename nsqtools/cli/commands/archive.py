@@ -261,7 +261,7 @@ def convert(
         host,
         {},
         is_delta=store is TableFormat.delta,
-        has_many_topics=lambda: have_many_topics(archives, topic_of),
+        has_many_topics=lambda: topic is None and have_many_topics(archives, topic_of),
         info=runtime.info,
     )
     for place in tables:
