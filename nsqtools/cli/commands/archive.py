@@ -222,17 +222,17 @@ def convert(
     bodies: BodyOptions,
     runtime: Session,
 ) -> int:
-    """Convert archives to a table, or a table to tables of its topics.
+    """Convert archives to a table.
 
-    The inputs are kept. A file is converted once, so the same command continues an interrupted
-    run. A damaged file is reported and skipped: repair it first. So is a file without an index that
-    has grown since its conversion. Bare bodies have no topic: with --topic, files without the topic
-    in their names are skipped if other names have it; --topic-from takes the topic from each name.
-    Values that do not fit their columns remain in the text of the body.
+    A table is converted as well, for example to tables of its topics. The inputs are kept. A file
+    is converted once, so the same command continues an interrupted run. A damaged file is reported
+    and skipped: repair it first. So is a file without an index that has grown since its conversion.
+    Bare bodies have no topic: with --topic, files without the topic in their names are skipped if
+    other names have it; --topic-from takes the topic from each name. Values that do not fit their
+    columns remain in the text of the body.
 
     Examples:
         nsq archive convert /var/nsq -o /srv/lake
-        nsq archive convert /var/nsq_to_file -o /srv/lake --topic-from '<TOPIC>.'
         nsq archive convert /var/nsq -o 's3://bucket/lake/{topic}' --store delta --body json
         nsq archive convert s3://bucket/old -o 's3://bucket/new/{topic}' --store delta --body json
     """
