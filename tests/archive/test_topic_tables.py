@@ -191,6 +191,9 @@ def test_tables_of_topics_are_read_and_compacted_together(tmp_path: Path, run_ns
         read = run_nsq(["archive", "cat", place, "--bodies"])
         assert sorted(read.out.splitlines()) == [b'{"n": 0}'] * 2 + [b'{"n": 10}'] * 2
     assert deltalake.DeltaTable(f"{lake}/users").to_pyarrow_table()["n"].to_pylist() == [0, 10]
+    delete = ["--delete-archives", "--yes"]
+    deleted = run_nsq(["archive", "compact", str(tmp_path / "a"), *into, *typed, *delete])
+    assert "4 archives deleted" in deleted.err
     (tmp_path / "lake" / "notes.log").write_text("x\n")
     other = run_nsq(["archive", "compact", lake, "-o", str(tmp_path / "out")])
     assert "has both tables (orders) and other files (notes.log)" in other.err

@@ -264,7 +264,8 @@ def delete_compacted(
     """Show the archives that can be deleted, ask, and delete them; return the deleted ones."""
     from nsqtools.archive.compaction import delete_archive
 
-    sources, kept = list[Source](), dict[str, str]()
+    sources: list[Source] = []
+    kept: dict[str, str] = {}
     for compaction in compactions:
         deletable, reasons = compaction.deletable()
         sources += deletable
