@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -91,6 +92,8 @@ BATCH_COUNT = 1000
 _WAL_BYTES = 8 << 20
 # Free pages that the file keeps for the next messages, 8 MiB: a short backlog does not resize it.
 _SPARE_COUNT = 512
+# How long to wait while another program writes.
+_TIMEOUT_S = 30.0
 # Pages that `Database.shrink` moves at a time, 1 MiB: a publish may have to wait for that.
 _SHRINK_COUNT = 64
 
@@ -295,11 +298,18 @@ class Database:
     def shrink(self) -> bool:
         """Give a few free pages back to the file system; return whether that made a difference.
 
-        Raises ``sqlite3.Error``.
+        On a nearly full disk, give all of them back, and the log. Raises ``sqlite3.Error``.
         """
         run = self._writer.execute
+        is_low = False
+        with suppress(OSError):
+            is_low = shutil.disk_usage(self.path.parent).free < _WAL_BYTES
+        if is_low:
+            # Without a wait for readers, which would delay publishes. The next call tries again.
+            self._writer.executescript("PRAGMA busy_timeout=0; PRAGMA wal_checkpoint(TRUNCATE)")
+            self._writer.executescript(f"PRAGMA busy_timeout={_TIMEOUT_S * 1000:.0f}")
         [free_count] = run("PRAGMA freelist_count").fetchone()
-        if free_count <= _SPARE_COUNT:
+        if free_count <= (0 if is_low else _SPARE_COUNT):
             return False
         # `execute` would stop after the first page.
         self._writer.executescript(f"PRAGMA incremental_vacuum({_SHRINK_COUNT})")
@@ -400,7 +410,7 @@ def _connect(path: Path, layout: str = "") -> sqlite3.Connection:
         uri=True,
         isolation_level=None,
         check_same_thread=False,
-        timeout=30.0,  # while another program writes
+        timeout=_TIMEOUT_S,
     )
     try:
         connection.executescript(f"PRAGMA secure_delete=0; {layout}")

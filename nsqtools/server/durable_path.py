@@ -241,7 +241,7 @@ class DurablePath:
         except sqlite3.Error as exc:
             try:
                 database = self._rewrite(path, path, f"cannot be opened ({exc})", kept)
-            except sqlite3.Error:
+            except (sqlite3.Error, OSError):
                 raise self._unusable(
                     path,
                     exc,
