@@ -134,7 +134,7 @@ def test_an_nsqd_that_dies_is_said_and_holds_nothing_up(
         tab = open_page(serve_pages(nsqd_http=[nsqd.http_address]) + "/")
         assert "No topics yet" in tab.page.locator(".empty").inner_text()
         assert "read-only" in tab.page.locator(".status").inner_text()
-    tab.page.get_by_text("No nsqd answers").wait_for()
+    tab.page.get_by_text("No nsqd responds").wait_for()
     problem = tab.page.locator("#problems .critical")
     problem.wait_for()
     assert nsqd.http_address in problem.inner_text()
