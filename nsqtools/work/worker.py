@@ -150,6 +150,8 @@ class Worker:
             metrics_file=metrics_file,
         )
         with reports as supervised, self._reload_on_hangup():
+            if dev and self._named is not None:
+                self._versions = self._named.versions()  # before a handler may show its code
             thread.start()
             supervised.ready()
             while thread.is_alive() and not self._is_stopping:
@@ -242,7 +244,7 @@ class Worker:
             return
         if dev:
             versions = self._named.versions()
-            self._wants_reload |= bool(self._versions) and versions != self._versions
+            self._wants_reload |= versions != self._versions
             self._versions = versions
         if self._wants_reload:
             self._wants_reload = False

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,7 @@ from nsqtools.cli import registry
 CHECKOUT = Path(nsqtools.__file__).parents[1]
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = patience_s(30.0)
+WATCH_S = patience_s(300.0)
 NEED_A_PROCESS = {"bench", "demo", "spark", "work"}  # they start others, a JVM, users' code
 
 
@@ -124,6 +126,7 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
 def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
     """Start ``nsq ARGS`` with pipes for all three streams and return the running process."""
     started: list[NsqProcess] = []
+    watches: list[threading.Timer] = []
 
     def spawn(
         args: Sequence[str], env: Mapping[str, str] | None = None, *, soft_descriptors: int = 0
@@ -138,9 +141,15 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
             env={**nsq_env, **(env or {})},
         )
         started.append(process)
+        watch = threading.Timer(WATCH_S, process.kill)  # or a test would read for ever
+        watch.daemon = True
+        watch.start()
+        watches.append(watch)
         return process
 
     yield spawn
+    for watch in watches:
+        watch.cancel()
     for process in started:
         process.kill()
         for stream in (process.stdin, process.stdout, process.stderr):
