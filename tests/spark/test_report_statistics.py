@@ -125,9 +125,10 @@ def test_parquet_is_told_by_content_or_refused_and_topics_are_text(
     assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
     ever = TimeRange(-(2**70), 2**70)  # beyond what nsqd, and Java, counts to
     assert read_messages(spark, a_day, Choice(within=ever)).count() == 10
-    (tmp_path / "data" / "topic=2026" / "date=2026-09-21").rename(tmp_path / "date=2026_39")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "data/topic=2026/date=2026-09-21").rename(tmp_path / "odd/date=2026_39")
     with pytest.raises(PySparkException, match="Failed to cast value '2026_39'"):
-        read_messages(spark, find_inputs([LocalPlace(tmp_path)]), Choice(within=within))
+        read_messages(spark, find_inputs([LocalPlace(tmp_path / "odd")]), Choice(within=within))
     spark.range(3).write.parquet(str(tmp_path / "other"))
     with pytest.raises(ConfigurationError, match="without the columns ts_ns, body"):
         read_messages(spark, find_inputs([LocalPlace(tmp_path / "other")]), Choice())
