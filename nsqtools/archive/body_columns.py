@@ -211,7 +211,8 @@ class BodyColumns:
         if self._types != types_before:
             self.misfits = misfits
             return self.add(batch)
-        return pyarrow.concat_batches(parts)
+        [whole] = pyarrow.Table.from_batches(parts).combine_chunks().to_batches()
+        return whole
 
     def _evolve(self, values: Mapping[str, Any]) -> bool:
         """Add new fields; return whether a column has another type than Arrow has inferred."""
