@@ -227,7 +227,7 @@ class Console:
         sessions.end(request.cookies.get(COOKIE, ""))
         if not is_login:
             return login.logged_out(to)
-        fields = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=None))
+        fields = dict(parse_qsl(body.decode("utf-8", "replace")))
         authorization = request.scope["nsq.authorization"] = authorization_of(fields)
         if await self._context.identities.authenticate(request, authorization) is None:
             return login.login_page(request, to, fields, "Wrong user or password")
