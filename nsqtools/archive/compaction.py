@@ -645,7 +645,7 @@ def compactions_by_topic(
 ) -> list[Compaction]:
     """Return a compaction for each selected topic. The URLs of the tables contain the topics.
 
-    Raises `NsqError`, also for bare bodies, which name no topic.
+    Raises `NsqError`, also for bare bodies, which have no topic.
     """
     by_topic: dict[str | None, list[Source]] = {}
     sources_of_file: dict[str, list[Source]] = {}

@@ -389,13 +389,13 @@ SINK_LOG_VERSION = "v1"
 _BATCH = re.compile(r"\d+(\.compact)?")
 
 
-def _is_metadata(name: str) -> bool:
+def is_metadata(name: str) -> bool:
     """Return whether a file has no data: programs keep their metadata below ``_`` and ``.``."""
     return any(part[:1] in "._" for part in name.split("/"))
 
 
 def _is_data(entry: Entry) -> bool:
-    return bool(entry.size) and not _is_metadata(entry.name)
+    return bool(entry.size) and not is_metadata(entry.name)
 
 
 def files_in_folder(
@@ -470,7 +470,7 @@ def files_in_table(
         return candidates[-1], None
     inside = "" if root == target else str(target)[len(str(root)) + 1 :]
     # Logs that wait for their conversion are below a hidden folder of the table.
-    if inside and _is_metadata(inside):
+    if inside and is_metadata(inside):
         return root, None
     storage = parse_place(str(root) if inside else place)
     if not inside:
@@ -502,7 +502,7 @@ def _parquet_entries(
         entry
         for entry in sorted(listed, key=attrgetter("name"))
         if entry.name.endswith(".parquet")
-        and not _is_metadata(entry.name)
+        and not is_metadata(entry.name)
         and (committed is None or entry.name.rpartition("/")[2] in committed)
         and is_selected(partition_of(entry.name))
     ]
@@ -617,7 +617,7 @@ def _tables_of_topics(place: Place) -> list[Place]:
     inside = {table.name for table in tables}
     entries, folders = place.children("")
     other = [entry.name for entry in entries if _is_data(entry)]
-    other += [name for name in folders if name not in inside and not _is_metadata(name)]
+    other += [name for name in folders if name not in inside and not is_metadata(name)]
     if other:
         raise ConfigurationError(
             f"{place} has both tables ({min(inside)}) and other files ({min(other)})",

@@ -22,7 +22,7 @@ from nsqtools.archive.body_columns import FIELD, BodyColumns
 from nsqtools.archive.body_schema import fields_of, json_schema
 from nsqtools.archive.catalog import has_grown
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.finding import ArchiveFile, is_metadata
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, hidden_name, is_hidden, owner_of
 from nsqtools.archive.place import hash_of
@@ -84,8 +84,7 @@ class Table:
         entries = (
             entry
             for entry in self.storage.list()
-            if entry.name.endswith(".parquet")
-            and not any(part[0] in "._" for part in entry.name.split("/"))
+            if entry.name.endswith(".parquet") and not is_metadata(entry.name)
         )
         if newest := max(entries, key=attrgetter("modified_ns"), default=None):
             with (

@@ -26,7 +26,6 @@ from nsqtools.cli.render.output import write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
-from nsqtools.records.envelope import BodyKind
 
 if TYPE_CHECKING:
     from nsqtools.archive.catalog import Source
@@ -87,9 +86,8 @@ class CompactionOptions(OptionSet):
         """Return the compactions before their planning, one for each table. Raises `NsqError`."""
         from nsqtools.archive.compaction import Compaction, Selection, compactions_by_topic
         from nsqtools.archive.finding import Inputs, find_inputs
-        from nsqtools.archive.place import translating_errors
         from nsqtools.archive.slices import Settings
-        from nsqtools.archive.table_places import TOPIC, choose_url
+        from nsqtools.archive.table_places import TOPIC
 
         last_day = self.day or self.until_day
         topics = frozenset(self.topic or ())
@@ -112,16 +110,9 @@ class CompactionOptions(OptionSet):
             ]
         url = "" if self.output is None else str(self.output)
         if url:
-            with translating_errors("use", url):
-                chosen = choose_url(
-                    url,
-                    {},
-                    has_columns=self.bodies.body is BodyKind.json,
-                    has_many_topics=lambda: selection.has_many_topics(inputs),
-                )
-            if chosen != url:
-                info(f"nsq: each topic has its own table and columns: {chosen}")
-            url = chosen
+            url = self.bodies.choose_url(
+                url, {}, has_many_topics=lambda: selection.has_many_topics(inputs), info=info
+            )
         if TOPIC in url:
             return compactions_by_topic(inputs, url, selection, settings, is_delta=is_delta)
         return [Compaction(inputs, self.output, selection, settings, is_delta=is_delta)]

@@ -54,6 +54,30 @@ class ColumnsChoice(OptionSet):
             )
         return None if self.schema is None else load_schema(self.schema)
 
+    def choose_url(
+        self,
+        url: str,
+        settings: Mapping[str, str],
+        *,
+        has_many_topics: Callable[[], bool],
+        info: Callable[[str], None],
+    ) -> str:
+        """Return the URL of the table, or of the tables of topics, which ``info`` reports.
+
+        Raises `NsqError`.
+        """
+        from nsqtools.archive.place import translating_errors
+        from nsqtools.archive.table_places import choose_url
+
+        has_columns = self.body is BodyKind.json
+        with translating_errors("use", url):
+            chosen = choose_url(
+                url, settings, has_columns=has_columns, has_many_topics=has_many_topics
+            )
+        if chosen != url:
+            info(f"nsq: each topic has its own table and columns: {chosen}")
+        return chosen
+
 
 class ColumnsOfArchives(ColumnsChoice):
     """Columns of bodies in archives that are not converted."""
@@ -90,8 +114,6 @@ class BodyOptions(ColumnsChoice):
 
         Raises `NsqError` for contradicting options.
         """
-        from nsqtools.archive.place import translating_errors
-        from nsqtools.archive.table_places import choose_url
         from nsqtools.archive.table_writer import TablePlan
 
         names = [name for name in self.partition_by or () if name not in WHOSE]
@@ -103,13 +125,7 @@ class BodyOptions(ColumnsChoice):
                 )
         columns = tuple(name.removeprefix(".") for name in names)
         fields = self.fields(needed=False)
-        has_columns = self.body is BodyKind.json
-        with translating_errors("use", url):
-            chosen = choose_url(
-                url, settings, has_columns=has_columns, has_many_topics=has_many_topics
-            )
-        if chosen != url:
-            info(f"nsq: each topic has its own table and columns: {chosen}")
+        chosen = self.choose_url(url, settings, has_many_topics=has_many_topics, info=info)
         plan = TablePlan(chosen, is_delta, host, self.body, fields, columns, dict(settings))
         plan.check()
         return plan
