@@ -20,23 +20,13 @@ name contains the identity of the file, so that it is compacted once.
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
-from itertools import accumulate, chain
-from multiprocessing import get_context, parent_process
-from operator import attrgetter
+from itertools import chain
 from pathlib import PurePosixPath
-from typing import Any
 from uuid import uuid4
 
 import pyarrow
@@ -46,16 +36,16 @@ from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.catalog import (
     PartitionKey,
     Source,
-    day_range,
-    find_sources,
     group_by_partition,
     has_grown,
     hash_path,
     iterate_sources,
 )
+from nsqtools.archive.compaction_jobs import RunJobs
+from nsqtools.archive.compaction_notes import Notes, compacted_size
+from nsqtools.archive.compaction_plan import Partition, Selection, choose_file_size, jobs_of
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
-from nsqtools.archive.layout import INDEX, MANIFEST, Member, hidden_name
 from nsqtools.archive.place import (
     Place,
     PlaceLock,
@@ -64,185 +54,21 @@ from nsqtools.archive.place import (
     translating_errors,
 )
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.slices import (
     NOTES,
     STAGING,
     Job,
     JobResult,
     Settings,
-    Slice,
     body_kind,
     body_kind_of,
     columns_in,
     prepare_table,
-    run_job,
     unreadable,
 )
 from nsqtools.archive.table_places import refuse_inside_table, url_of_topic
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
-from nsqtools.files.scratch import environment_variables
+from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.records.envelope import BodyKind
-
-# Files become smaller than the target so that all processes have work, but not smaller than this.
-MIN_FILE_BYTES = 32 << 20
-# A slice is the unit of sorting and bounds the memory of a process.
-SLICE_ROWS = 200_000
-SLICE_TEXT = 64 << 20
-# An index is untrusted and may claim any number of messages.
-MAX_SLICES_PER_MEMBER = 250
-COMPRESSION_RATIO = 6  # roughly, of the text of messages
-
-
-# -- planning -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The selected topics (empty: all) and the days from ``first`` to ``last``.
-
-    A day is closed ``grace_s`` after its end. With ``open_days`` open days are selected as well.
-    """
-
-    topics: frozenset[str] = frozenset()
-    first: date | None = None
-    last: date | None = None
-    open_days: bool = False
-    grace_s: float = 3600.0
-
-    def has(self, key: PartitionKey) -> bool:
-        """Return whether a partition is selected.
-
-        A partition without topic or date is selected unless topics or days were given.
-        """
-        is_named = not self.topics or key.topic in self.topics
-        if key.day is None:
-            return is_named and not (self.first or self.last)
-        return is_named and (self.first or date.min) <= key.day <= (self.last or date.max)
-
-    def find_sources(self, inputs: Inputs) -> list[Source]:
-        """Return the sources that may have selected topics. Raises `NsqError`."""
-        topics = self.topics
-        return find_sources(
-            inputs.places,
-            lambda partition: not topics or partition.get("topic") in {*topics, None},
-        )
-
-    def has_many_topics(self, inputs: Inputs) -> bool:
-        """Return whether several topics are selected. Raises `NsqError`."""
-        sources = () if len(self.topics) == 1 else self.find_sources(inputs)
-        topics = {source.topic for source in sources}
-        return len(topics & self.topics if self.topics else topics) > 1
-
-    def is_open(self, key: PartitionKey, now_s: float) -> bool:
-        """Return whether a partition must wait until its day is closed."""
-        if key.day is None or self.open_days:
-            return False
-        return now_s < day_range(key.day)[1] / 10**9 + self.grace_s
-
-
-def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
-    """Cut a partition into slices, and group these to files of about ``file_bytes``. Pure.
-
-    ``job`` is the template: the returned jobs have its fields and their own slices.
-    """
-    if job.key.day is None:
-        names = {source.file.name for source in job.present}
-        jobs = [replace(job, slices=(Slice(0, 0, (source,)),), present=()) for source in sources]
-        return [job for job in jobs if job.name not in names]
-    begin, end = day_range(job.key.day)
-    cuts = _cut_times(sources, begin, end)
-    slices: list[Slice] = []
-    sizes: list[float] = []
-    for since_ns, until_ns in zip(cuts, [*cuts[1:], end], strict=True):
-        inputs = [(source, source.between(since_ns, until_ns)) for source in sources]
-        slices.append(Slice(since_ns, until_ns, tuple(source for source, spans in inputs if spans)))
-        sizes.append(sum(_share(span, since_ns, until_ns) for _, spans in inputs for span in spans))
-    # Files get equal sizes. A remainder below a quarter makes them a little larger than the target,
-    # instead of a small file at the end.
-    files = max(1, math.ceil(sum(sizes) / file_bytes - 0.25))
-    slices_by_file: dict[int, list[Slice]] = {}
-    for part, size, until in zip(slices, sizes, accumulate(sizes), strict=True):
-        middle = (until - size / 2) / (sum(sizes) or 1)
-        slices_by_file.setdefault(int(files * middle), []).append(part)
-    jobs = [replace(job, slices=tuple(parts)) for parts in slices_by_file.values()]
-    return [
-        replace(job, present=tuple(s for s in job.present if s.between(*job.range))) for job in jobs
-    ]
-
-
-def _cut_times(sources: Iterable[Source], begin_ns: int, end_ns: int) -> list[int]:
-    """Return the first times of slices that have about `SLICE_ROWS` rows or `SLICE_TEXT` bytes."""
-    cuts = [begin_ns]
-    rows = text = 0
-    spans = (span for source in sources for span in _split_spans(source, begin_ns, end_ns))
-    for span in sorted(spans, key=attrgetter("min_ts")):
-        if (rows >= SLICE_ROWS or text >= SLICE_TEXT) and span.min_ts > cuts[-1]:
-            cuts.append(span.min_ts)
-            rows = text = 0
-        rows += span.messages
-        text += span.length * COMPRESSION_RATIO
-    return cuts
-
-
-def _split_spans(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
-    """Iterate over the spans of a file, and split spans larger than a slice into equal parts.
-
-    The parts assume that the messages of a span are evenly distributed in time.
-    """
-    for span in source.between(begin_ns, end_ns):
-        excess = max(span.messages // SLICE_ROWS, span.length * COMPRESSION_RATIO // SLICE_TEXT)
-        parts = 1 + 4 * min(excess, MAX_SLICES_PER_MEMBER)
-        length = (span.max_ts - span.min_ts) // parts
-        for number in range(parts):
-            low = span.min_ts + number * length
-            if low < end_ns:
-                yield span._replace(
-                    min_ts=max(begin_ns, low),
-                    messages=span.messages // parts,
-                    length=span.length // parts,
-                )
-
-
-def _share(span: Member, since_ns: int, until_ns: int) -> float:
-    """Return roughly how many bytes of a span are in a range of times."""
-    length = span.max_ts - span.min_ts + 1
-    part = min(span.max_ts + 1, until_ns) - max(span.min_ts, since_ns)
-    return float(span.length * part / length)
-
-
-@dataclass(slots=True)
-class Partition:
-    """A partition with its jobs and results. ``state`` is new, late, open, small or done."""
-
-    key: PartitionKey
-    state: str
-    sources: list[Source]
-    jobs: list[Job] = field(default_factory=list)
-    results: list[JobResult] = field(default_factory=list)
-
-    @property
-    def messages(self) -> int:
-        """Roughly how many messages are new. A file that spans days counts in proportion."""
-        if self.key.day is None:
-            return sum(source.messages for source in self.sources)
-        day = day_range(self.key.day)
-        spans = (span for source in self.sources for span in source.between(*day))
-        return round(sum(_share(s, *day) / max(1, s.length) * s.messages for s in spans))
-
-    @property
-    def files(self) -> list[TableFile]:
-        return [result.file for result in self.results if result.file is not None]
-
-    @property
-    def is_damaged(self) -> bool:
-        return any(result.damages for result in self.results) or any(
-            source.damage for source in self.sources
-        )
-
-
-RunJobs = Callable[[Sequence[Job]], Iterable[tuple[int, JobResult]]]
-"""Runs jobs in any order, and yields the index and the result of each."""
 
 
 class Compaction:
@@ -276,7 +102,7 @@ class Compaction:
         with translating_errors("read", self.output):
             self._check(is_delta=is_delta)
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
-        self._lock = PlaceLock()
+        self._lock, self._notes = PlaceLock(), Notes(self.output)
         self._given_sources = sources
         self.sources: Sequence[Source] = []
         self.partitions: list[Partition] = []
@@ -325,9 +151,7 @@ class Compaction:
         self.without_columns = self._find_without_columns(present)
         total = sum(source.size for partition in work for source in partition.sources)
         settings = replace(self.settings, body=self._body_kind)
-        size = settings.target_bytes
-        if not self.in_place:
-            size = min(size, max(MIN_FILE_BYTES, total // max(1, settings.parallel)))
+        size = settings.target_bytes if self.in_place else choose_file_size(settings, total)
         for partition in work:
             job = Job(
                 str(self.output),
@@ -424,19 +248,17 @@ class Compaction:
             ]
             retained = [source for source in sources if source not in small]
             return ("small", small, retained) if len(small) > 1 else ("done", [], [])
-        note = self._read_note(key)
+        note = self._notes.read(key)
         names = [PurePosixPath(source.file.name).stem for source in present]
         new: list[Source] = []
         for source in sources:
-            if (compacted_size := _compacted_size(note, source)) == source.size:
+            if (size := compacted_size(note, source)) == source.size:
                 continue
             is_grown = False
             # Bare bodies have no identity, so those from before the growth would be duplicated.
             if key.day is None:
                 with translating_errors("read", source.shown):
-                    is_grown = bool(compacted_size) or has_grown(
-                        source.file, hash_path(source.key), names
-                    )
+                    is_grown = bool(size) or has_grown(source.file, hash_path(source.key), names)
             (self.grown if is_grown else new).append(source)
         return ("done" if not new else "late" if present else "new"), new, []
 
@@ -546,77 +368,12 @@ class Compaction:
             )
         if self.in_place or partition.is_damaged:
             return
-        note = self._read_note(partition.key)
-        sizes = {source.key: source.size for source in partition.sources}
-        begins = {source.key: source.begin for source in partition.sources}
-        document = {
-            "version": 1,
-            "sources": note.get("sources", {}) | sizes,
-            "files": note.get("files", {}) | {file.path: file.bytes for file in files},
-            "begins": note.get("begins", {}) | begins,
-        }
-        with translating_errors("write", self.output):
-            self.output.put(self._note_name(partition.key), json.dumps(document).encode())
-
-    def _note_name(self, key: PartitionKey) -> str:
-        return f"{NOTES}/{key.folder}.json"
-
-    def _read_note(self, key: PartitionKey) -> dict[str, Any]:
-        with translating_errors("read", self.output):
-            return dict(self.output.read_json(self._note_name(key)) or {})
-
-    # -- deleting compacted archives ------------------------------------------------------------
+        self._notes.add(partition.key, partition.sources, files)
 
     def deletable(self) -> tuple[list[Source], dict[str, str]]:
         """Return the archives whose messages are all in Parquet, and the reasons to keep others."""
-        notes: dict[PartitionKey, dict[str, Any]] = {}
-        deletable: list[Source] = []
-        reasons_to_keep: dict[str, str] = {}
-        by_file: dict[str, list[Source]] = {}
-        for source in self.sources:
-            if not source.is_parquet:
-                by_file.setdefault(source.key, []).append(source)
-        for sources in by_file.values():
-            first = sources[0]
-            keys = [key for source in sources for key in source.partitions]
-            if not all(map(self.selection.has, keys)):
-                continue
-            notes |= {key: self._read_note(key) for key in keys if key not in notes}
-            reasons = [first.damage]
-            if first.file.head is None and first.topic is None:
-                reasons.append("it has neither messages nor an index, so it may not be an archive")
-            with translating_errors("read", first.shown):
-                reasons.append(why_unfinished(first.file))
-            of_partitions = (self._reason_to_keep(first, key, notes[key]) for key in keys)
-            if reason := next(filter(None, chain(reasons, of_partitions)), ""):
-                reasons_to_keep[first.shown] = reason
-            else:
-                deletable.append(first)
-        return deletable, reasons_to_keep
-
-    def _reason_to_keep(self, source: Source, key: PartitionKey, note: Mapping[str, Any]) -> str:
-        if _compacted_size(note, source) != source.size:
-            return f"not all of it is compacted: {key.topic} on {key.day}"
-        for name, size in note["files"].items() if self.table is None else ():
-            try:
-                if self.output.stat(name).size != size:
-                    return f"{self.output / name} has changed"
-            except FileNotFoundError:
-                return f"{self.output / name} is missing"
-        return ""
-
-
-def _compacted_size(note: Mapping[str, Any], source: Source) -> int | None:
-    """Return the size of a file when it was compacted, None if it was not."""
-    size: int | None = note.get("sources", {}).get(source.key)
-    begin = note.get("begins", {}).get(source.key) or source.begin
-    if size is None or begin == source.begin:
-        return size
-    if source.damage or source.file.head is not None:
-        return None
-    # A file without a head has another hash after it has grown. The old part is compared.
-    with translating_errors("read", source.shown):
-        return size if source.file.storage.digest(source.file.name, size) == begin else None
+        is_delta = self.table is not None
+        return self._notes.deletable(self.sources, self.selection, is_delta=is_delta)
 
 
 # -- several tables ----------------------------------------------------------------------------
@@ -682,64 +439,3 @@ def compactions_by_topic(
     if missing := sorted(selection.topics - {*by_topic}):
         raise NotFoundError(f"there are no messages of {', '.join(missing)}")
     return compactions
-
-
-def delete_archive(source: Source) -> bool:
-    """Delete an archive file with its index and manifest.
-
-    Returns False, and deletes nothing, if it has changed since the listing or has a writer now.
-    Raises the errors of `failure_of`.
-    """
-    storage, name, listed = source.file.storage, source.file.name, source.file.entry
-    with translating_errors("delete", source.shown), suppress(FileNotFoundError):
-        if source.is_parquet or listed is None or why_unfinished(source.file):
-            return False
-        if storage.stat(name).version == listed.version:
-            for path in (name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)):
-                storage.delete(path)
-            return True
-    return False
-
-
-# -- processes ----------------------------------------------------------------------------------
-
-
-def in_processes(processes: int) -> RunJobs:
-    """Return a runner of jobs in parallel processes; a single job runs in this process."""
-
-    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
-        if processes < 2 or len(jobs) < 2:
-            yield from enumerate(map(run_job, jobs))
-            return
-        count = min(processes, len(jobs))
-        with (
-            # Otherwise new interpreters would import modules from the current directory.
-            environment_variables({"PYTHONSAFEPATH": "1"}),
-            ProcessPoolExecutor(count, get_context("spawn"), _start_worker) as pool,
-        ):
-            numbers = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
-            try:
-                for future in as_completed(numbers):
-                    yield numbers[future], future.result()
-            except BrokenProcessPool:
-                raise NsqError(
-                    "a process of the compaction was killed",
-                    hint="Run it again: finished partitions are kept. Fewer --processes need less "
-                    "memory.",
-                ) from None
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    return run
-
-
-def _start_worker() -> None:
-    """Let the parent process handle SIGINT, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pyarrow.set_cpu_count(1)
-    threading.Thread(target=_exit_with_parent, args=[parent_process()], daemon=True).start()
-
-
-def _exit_with_parent(parent: Any) -> None:
-    parent.join()
-    os._exit(1)

@@ -12,7 +12,7 @@ retried job makes the same file and a different job never the same name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -114,9 +114,12 @@ class JobResult:
 # -- running a job ------------------------------------------------------------------------------
 
 
-def run_job(job: Job) -> JobResult:
-    """Read, sort, deduplicate and write one file, verify and publish it. Raises `NsqError`."""
-    storage, reading = parse_place(job.output), _JobReader(job)
+def run_job(job: Job, is_stopped: Callable[[], bool] = lambda: False) -> JobResult:
+    """Read, sort, deduplicate and write one file, verify and publish it.
+
+    Raises `NsqError`, also if the job ``is_stopped``.
+    """
+    storage, reading = parse_place(job.output), _JobReader(job, is_stopped)
     duplicates = misfits = 0
     with (
         translating_errors("compact into", job.output),
@@ -174,8 +177,8 @@ def publish_file(draft: Path, storage: Place, name: str) -> None:
 class _JobReader:
     """Reads the inputs of a job, in the columns of its output."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, is_stopped: Callable[[], bool]) -> None:
+        self._job, self._is_stopped = job, is_stopped
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
         partitions = job.key.values
@@ -219,6 +222,8 @@ class _JobReader:
                 self._on_damage(source, problem)
 
     def _fit(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        if self._is_stopped():
+            raise NsqError("the compaction was stopped")
         self.rows += batch.num_rows
         return fit_to_schema(batch, self.schema, self._job.settings.body)
 

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as SparkSession  # commands annotate with it
 
-    from nsqtools.archive.compaction import RunJobs
+    from nsqtools.archive.compaction_jobs import RunJobs
     from nsqtools.archive.slices import Job, JobResult
 
 STOP_TIMEOUT_S = 20.0

@@ -19,10 +19,12 @@ from plugins.archives import BEGIN_NS, Row, Writer, content, flush, killed_at, w
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
-from nsqtools.archive import compaction as compacting
-from nsqtools.archive import reader
+from nsqtools.archive import compaction_jobs, compaction_plan, reader
 from nsqtools.archive.catalog import DAY_NS
-from nsqtools.archive.compaction import Compaction, RunJobs, Selection, delete_archive, in_processes
+from nsqtools.archive.compaction import Compaction
+from nsqtools.archive.compaction_jobs import RunJobs, in_parallel
+from nsqtools.archive.compaction_notes import delete_archive
+from nsqtools.archive.compaction_plan import Selection
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
@@ -82,7 +84,7 @@ def compact(
     compaction = Compaction(inputs, target, chosen, made, is_delta=delta)
     with compaction.locked():
         compaction.plan()
-        compaction.run(run or in_processes(made.parallel))
+        compaction.run(run or in_parallel(made.parallel))
     return compaction
 
 
@@ -92,13 +94,14 @@ def done(compaction: Compaction) -> tuple[int, int]:
     return sum(each.read for each in some), sum(each.duplicates for each in some)
 
 
-@pytest.mark.parametrize(("processes", "delta"), [(1, False), (2, True)])
+@pytest.mark.parametrize("delta", [False, True])
 def test_each_message_is_compacted_once_whenever_it_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, delta: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delta: bool
 ) -> None:
-    monkeypatch.setattr(compacting, "SLICE_ROWS", 20)  # so that there are many
-    monkeypatch.setattr(compacting, "MIN_FILE_BYTES", 1000)
-    chance = random.Random(processes)
+    monkeypatch.setattr(compaction_plan, "SLICE_ROWS", 20)  # so that there are many
+    monkeypatch.setattr(compaction_plan, "MIN_FILE_BYTES", 1000)
+    monkeypatch.setattr(compaction_jobs, "MAX_THREADS", 1 if delta else 4)
+    chance = random.Random(1 + delta)
     archive, output = tmp_path / "archive", tmp_path / "output"
     sent: list[int] = []
     for run in range(3):  # the later ones bring late messages, and again some that are there
@@ -112,7 +115,7 @@ def test_each_message_is_compacted_once_whenever_it_arrives(
                 write_archive(path, *some, topic=topic)
 
         target = chance.choice([2000, 1 << 20]) if run else 2000
-        told = compact(archive, output, delta=delta, target_bytes=target, parallel=processes)
+        told = compact(archive, output, delta=delta, target_bytes=target, parallel=2)
 
         assert run or len(told.jobs) > len(told.partitions)
         assert content(output) == expected(sent, "clicks", "2026")
@@ -355,7 +358,7 @@ def test_a_repeated_job_makes_the_same_file(tmp_path: Path) -> None:
 
     def twice(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         assert run_job(jobs[0]) == run_job(jobs[0])  # as a task of Spark whose answer was lost
-        yield from in_processes(1)(jobs)
+        yield from in_parallel(1)(jobs)
 
     compact(tmp_path / "a", tmp_path / "out", run=twice)
     assert content(tmp_path / "out") == expected([0], "clicks")
@@ -544,7 +547,7 @@ def test_a_run_that_lost_the_lock_commits_nothing(tmp_path: Path, bucket: Bucket
         numbers = NumberedObjects(output / NOTES / "lock")
         numbers.number = numbers.latest()
         numbers.append(b"{}")  # as a run that waited for the end of the lease
-        yield from in_processes(1)(jobs)
+        yield from in_parallel(1)(jobs)
 
     with pytest.raises(OutputError, match="another run writes to"):
         compact(tmp_path / "a", output, delta=True, run=while_it_slept)

@@ -31,7 +31,9 @@ from benchmarks.parts import errors_as_rows
 from benchmarks.raw import Row
 from plugins.daemons import GoNsqd
 
-from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_processes
+from nsqtools.archive.compaction import Compaction
+from nsqtools.archive.compaction_jobs import RunJobs, in_parallel
+from nsqtools.archive.compaction_plan import Selection
 from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.place import LocalPlace
@@ -228,7 +230,7 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
         contestants = {
             "a job with dropDuplicates": partial(into, users_job),
             "`nsq spark compact`": partial(into, partial(compact, in_tasks(spark, SETTINGS))),
-            "`nsq archive compact`": partial(into, partial(compact, in_processes(2))),
+            "`nsq archive compact`": partial(into, partial(compact, in_parallel(2))),
         }
         yield from in_turns(contestants, written, rounds)
 

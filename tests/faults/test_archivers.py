@@ -45,7 +45,9 @@ from plugins.object_store import Bucket
 from plugins.servers import EmbeddedServer, MakeNsqd, Nsqd
 from plugins.waiting import wait_until
 
-from nsqtools.archive.compaction import Compaction, Selection, in_processes
+from nsqtools.archive.compaction import Compaction
+from nsqtools.archive.compaction_jobs import in_parallel
+from nsqtools.archive.compaction_plan import Selection
 from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.place import LocalPlace
@@ -244,7 +246,7 @@ def compacted(place: Path, output: Path | None) -> None:
         compaction = Compaction(inputs, target, Selection(), Settings())
         with compaction.locked():
             compaction.plan()
-            compaction.run(in_processes(1))
+            compaction.run(in_parallel(1))
 
 
 SHORT = [("delta", False, 4), ("parquet bucket", False, 6)]

@@ -29,7 +29,9 @@ from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.archive.catalog import Source
-    from nsqtools.archive.compaction import Compaction, Partition, RunJobs
+    from nsqtools.archive.compaction import Compaction
+    from nsqtools.archive.compaction_jobs import RunJobs
+    from nsqtools.archive.compaction_plan import Partition
     from nsqtools.archive.slices import JobResult
 
 CLUSTER_SLOTS = 64  # tasks at a time that are assumed of a cluster: for less work files are smaller
@@ -84,7 +86,8 @@ class CompactionOptions(OptionSet):
 
     def compactions(self, parallel: int, info: Callable[[str], None]) -> list[Compaction]:
         """Return the compactions before their planning, one for each table. Raises `NsqError`."""
-        from nsqtools.archive.compaction import Compaction, Selection, compactions_by_topic
+        from nsqtools.archive.compaction import Compaction, compactions_by_topic
+        from nsqtools.archive.compaction_plan import Selection
         from nsqtools.archive.finding import Inputs, find_inputs
         from nsqtools.archive.slices import Settings
         from nsqtools.archive.table_places import TOPIC
@@ -139,10 +142,10 @@ def archive_compact(
         nsq archive compact /var/nsq -o s3://lake/nsq --format delta --day 2026-11-20
         nsq archive compact /data/table
     """
-    from nsqtools.archive.compaction import in_processes
+    from nsqtools.archive.compaction_jobs import in_parallel
 
     count = processes or os.cpu_count() or 1
-    return compact(runtime, options, count, lambda: nullcontext(in_processes(count)))
+    return compact(runtime, options, count, lambda: nullcontext(in_parallel(count)))
 
 
 def spark_compact(*, options: CompactionOptions, spark: SparkChoice, runtime: Session) -> int:
@@ -253,7 +256,7 @@ def delete_compacted(
     runtime: Runtime, compactions: Sequence[Compaction], *, yes: bool
 ) -> list[str]:
     """Show the archives that can be deleted, ask, and delete them; return the deleted ones."""
-    from nsqtools.archive.compaction import delete_archive
+    from nsqtools.archive.compaction_notes import delete_archive
 
     sources: list[Source] = []
     kept: dict[str, str] = {}
