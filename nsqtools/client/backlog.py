@@ -30,6 +30,7 @@ deliveries are still in the sockets.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import math
 import queue
@@ -47,6 +48,7 @@ from nsqtools.client.message import (
     Batch,
     Message,
     MessageSource,
+    batches_of,
     max_attempts_of,
     requeue_undelivered,
     source_of,
@@ -93,17 +95,20 @@ class QueuedBatches:
 
 
 class Worker:
-    """One loop over messages, with the messages that it has ``taken`` at the time ``since``.
+    """One loop over messages, which has taken some at the time ``since``.
 
-    Its body works on the ``current`` message, or with ``has_batch`` on all of them.
+    Its body works on the ``current`` message, with those ``ahead`` still to come; or with
+    ``has_batch`` on all that it has ``taken``. Both its thread and the I/O thread take from those
+    ahead, for another worker. Each removal is atomic, so that one of them gets a message.
     """
 
-    __slots__ = ("current", "has_batch", "since", "taken", "task", "thread")
+    __slots__ = ("ahead", "current", "has_batch", "since", "taken", "task", "thread")
 
     def __init__(self, *, has_batch: bool = False, task: object = None) -> None:
         self.task = task  # of asyncio, in which the body runs
         self.has_batch = has_batch
         self.taken: Sequence[Message] = ()
+        self.ahead: collections.deque[Message] = collections.deque()
         self.current: Message | None = None
         self.since = 0.0
         self.thread = 0
@@ -115,6 +120,18 @@ class Worker:
             return self.taken
         current = self.current  # read once, because the worker's thread changes it
         return () if current is None else (current,)
+
+    def all_messages(self) -> Sequence[Message]:
+        """Return also the messages ahead."""
+        return [*self.messages, *self.ahead]
+
+    def take_ahead(self) -> list[Batch]:
+        """Remove and return the messages ahead."""
+        messages = []
+        with contextlib.suppress(IndexError):
+            while True:
+                messages.append(self.ahead.popleft())
+        return batches_of(messages)
 
 
 class Pool(Protocol):

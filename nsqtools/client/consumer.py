@@ -27,6 +27,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +49,6 @@ from nsqtools.client.message import (
     Batch,
     Gathered,
     Message,
-    batches_from,
     requeue_undelivered,
     touch_when_due,
 )
@@ -102,8 +102,8 @@ class Stopped(NamedTuple):
     consumer: ConsumerCore
 
 
-# A thread takes about as many messages at a time as it handles in this time. Messages that one
-# thread has taken cannot go to another, so it is short; but taking costs about 20 us.
+# A thread takes about as many messages at a time as it handles in this time. Other threads get them
+# only at the next tick, so it is short; but taking costs about 20 us.
 TARGET_HOLD_S = 0.005
 # Share of msg_timeout in which a batch is collected. The rest is for handling it.
 COLLECT_SHARE = 0.25
@@ -192,7 +192,7 @@ class ConsumerCore:
             attempts=Attempts(self._giving_up.max_attempts, keeps=self._giving_up.keeps),
             give_up=weak_callback(self._give_up),
             check_subscribe=weak_callback(self._check_subscribe),
-            on_tick=weak_callback(self._touch_when_due),
+            on_tick=weak_callback(self._tick),
             on_stopped=weak_callback(self._end_deliveries),
             events=events,
         )
@@ -398,15 +398,20 @@ class ConsumerCore:
         # Not the current thread: the garbage collector may end a dropped generator on any.
         self._workers.pop(worker.thread, None)
 
-    def _touch_when_due(self, now: float) -> None:
-        """Touch the messages of handlers and pools, with ``auto_touch`` (on the I/O thread).
+    def _tick(self, now: float) -> None:
+        """Touch the messages of handlers, and return those behind slow ones (on the I/O thread).
 
-        nsqd bounds the total at its max_msg_timeout, 15 minutes unless set.
+        nsqd bounds the total time of touches at its max_msg_timeout, 15 minutes unless set.
         """
         if self._auto_touches:
             touch_when_due(self._backlog.at_work(), now)
+        for worker in list(self._workers.values()):
+            if worker.ahead and now > worker.since + 2 * TARGET_HOLD_S:
+                self._io.expect_finish(False)
+                # Not first: that takes the lock, for which the I/O thread must not wait.
+                self._put_back(worker.take_ahead(), is_first=False)
 
-    def _put_back(self, batches: list[Batch]) -> None:
+    def _put_back(self, batches: list[Batch], *, is_first: bool = True) -> None:
         """Return messages to the backlog that were taken but not handed out."""
         now = time.monotonic()
         if self._rate is not None:
@@ -415,7 +420,7 @@ class ConsumerCore:
             if batch[0].deadline < now:  # it waited behind a slow handler
                 self.stats.expired += requeue_undelivered(batch, in_time=False)
         if fresh := [batch for batch in batches if batch[0].deadline >= now]:
-            self._backlog.put(QueuedBatches(self._io.delivery, fresh), is_first=True)
+            self._backlog.put(QueuedBatches(self._io.delivery, fresh), is_first=is_first)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -657,7 +662,7 @@ class Consumer(ConsumerCore):
         check_argument("timeout_s", timeout_s, *NUMBER, NONE)
         self.begin_stop(drain=drain)
         worker = self._workers.get(threading.get_ident())
-        if worker is not None and any(not message.is_answered for message in worker.taken):
+        if worker is not None and any(not message.is_answered for message in worker.all_messages()):
             return False
         return self.wait_for_end(timeout_s)
 
@@ -731,7 +736,8 @@ class Consumer(ConsumerCore):
         """Iterate over messages until the consumer stops. Each must be answered.
 
         Threads that iterate at the same time share the messages. Each takes about as many at a time
-        as it handles in 5 ms. Leaving the loop requeues messages that it has taken but not reached.
+        as it handles in 5 ms; if one takes longer, the others get the rest. Leaving the loop
+        requeues messages that it has taken but not reached.
         """
         thread, now = threading.get_ident(), time.monotonic
         expect_finish = self._io.expect_finish
@@ -741,30 +747,30 @@ class Consumer(ConsumerCore):
         worker = self._begin_work(Worker())
         try:
             while (batches := self._take(limit=share, several=True)) is not None:
-                messages = batches[0] if len(batches) == 1 else list(chain(*batches))
-                worker.taken = messages
                 reached = 0
                 began_at = worker.since = now()
                 until = began_at + 2 * TARGET_HOLD_S
-                count = len(messages)
-                expect_finish(count > 1)
+                ahead = worker.ahead = deque(chain(*batches))
+                expect_finish(len(ahead) > 1)
                 try:
-                    for message in messages:
-                        if not self._drains or (now() > until and reached):
+                    while ahead and self._drains and (now() <= until or not reached):
+                        try:
+                            message = ahead.popleft()
+                        except IndexError:  # the I/O thread has just returned the last ones
                             break
                         reached += 1
-                        if reached == count:
+                        if not ahead:
                             expect_finish(False)
                         if not message.is_answered:
                             worker.current = message
                             yield message
                 except GeneratorExit:
-                    for batch in batches_from(batches, reached):
+                    for batch in worker.take_ahead():
                         requeue_undelivered(batch)
                     raise
                 worker.current = None
-                if reached < count:
-                    self._put_back(batches_from(batches, reached))
+                if ahead:
+                    self._put_back(worker.take_ahead())
                 took_s = now() - began_at
                 share = max(1, min(4 * share, int(reached * TARGET_HOLD_S / max(took_s, 1e-6))))
         finally:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable
-from itertools import chain
+from itertools import chain, groupby
 from typing import Literal, Protocol
 
 from nsqtools.client.former_names import former_names
@@ -266,14 +266,9 @@ def max_attempts_of(messages: list[Message]) -> int:
     return max([message.attempts for message in messages])
 
 
-def batches_from(batches: list[Batch], start: int) -> list[Batch]:
-    """Return the batches without their first ``start`` messages."""
-    remaining = []
-    for batch in batches:
-        if start < len(batch):
-            remaining.append(Batch(batch._source, batch[start:]))
-        start = max(0, start - len(batch))
-    return remaining
+def batches_of(messages: Iterable[Message]) -> list[Batch]:
+    """Return messages as batches, one for each run from the same connection."""
+    return [Batch(source, run) for source, run in groupby(messages, key=source_of)]
 
 
 def requeue_undelivered(batch: Batch, *, in_time: bool = True) -> int:

@@ -31,7 +31,7 @@ from nsqtools.client.backlog import (
     Quarantine,
     QueuedBatches,
 )
-from nsqtools.client.message import batches_from
+from nsqtools.client.message import batches_of
 from nsqtools.testing import fake_batch
 
 FINISHING = {"giving_up": "finish"}
@@ -314,7 +314,7 @@ def test_returned_messages_come_first(backlog: Backlog, owner: Any) -> None:
     deliver(backlog, owner, 2, 1)
     batches: Any = backlog.get_batches(0, max_messages=10)
     backlog.put("other")
-    backlog.put(QueuedBatches(owner, batches_from(batches, 1)), is_first=True)
+    backlog.put(QueuedBatches(owner, batches_of([*batches[0][1:], *batches[1]])), is_first=True)
     assert take(backlog, 10) == [[b"0-1"], [b"1-0"]]
 
 

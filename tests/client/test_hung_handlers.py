@@ -131,6 +131,23 @@ def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd,
         assert not [line for line in conn.not_yet_expected if line.startswith(("FIN", "REQ"))]
 
 
+@pytest.mark.parametrize("way", ["run", "for"])
+def test_messages_behind_a_handler_that_hangs_go_to_the_other_worker(
+    embedded_nsqd: AnyNsqd, way: str
+) -> None:
+    """Also if the worker was fast before, and has therefore taken several at a time."""
+    nsqd = embedded_nsqd()
+    nsqd.create_channel(TOPIC, CHANNEL)
+    fast, others = [b"%d" % number for number in range(40)], [b"a", b"b", b"c"]
+    with running(way, nsqd.tcp_address) as program:
+        for body in fast:
+            nsqd.publish(TOPIC, body)
+        wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="the fast ones")
+        nsqd.publish(TOPIC, b"hang", *others)
+        wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 1, what="all others are finished")
+        assert program.begun == Counter([*fast, b"hang", *others])
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_redelivery_on_another_connection_waits_as_well(
     scripted_nsqd: ScriptedNsqd, way: str
