@@ -94,6 +94,8 @@ class BodyColumns:
         # Columns of the table without metadata, by name.
         self._unclaimed: dict[str, pyarrow.DataType] = {}
         self._inferred: set[str] = set()  # fields whose types may still change
+        self._is_widened = False
+        self._parse_float: Callable[[str], float] | None = None  # needed only for decimals
         for column in columns:
             if column.name.lower() in _RESERVED_LOWER:
                 continue
@@ -156,6 +158,8 @@ class BodyColumns:
         self._used_names.add(column.lower())
         self._types[name], self._columns[name] = type, column
         self._converters[name] = _converter(type)
+        if _has_decimals(type):
+            self._parse_float = _Number
 
     def _unmapped(self, names: Iterable[str]) -> list[str]:
         """Return the fields without a column.
@@ -184,10 +188,10 @@ class BodyColumns:
                 return self._add_parts(batch)
         errors: list[str | None] = [None] * batch.num_rows
         if values is None:
-            previous_types = dict(self._types)
+            self._is_widened = False
             fitted = [self._fit_body(text) for text in body.to_pylist()]
-            # A type was widened, so all bodies must be checked against the new type.
-            if any(self._types[name] != kind for name, kind in previous_types.items()):
+            # All bodies must be checked against the new type.
+            if self._is_widened:
                 return self.add(batch)
             errors = [error for _, error in fitted]
             values = self._read_fitting([text for text, _ in fitted], errors)
@@ -238,7 +242,7 @@ class BodyColumns:
         """Return a body with values that fit its columns, and an error; add its new fields."""
         if text is None:
             return None, "it is not UTF-8"
-        value = _parse(text)
+        value = _parse(text, self._parse_float)
         if not isinstance(value, dict):
             return None, "it is not JSON" if value is _MISFIT else "it is not a JSON object"
         for name in self._unmapped(value) if self.evolves else ():
@@ -254,7 +258,7 @@ class BodyColumns:
                     errors.append(f"{name} is not a number of 64 bits")
                 continue
             converted = convert(item)
-            if converted is _MISFIT and type(item) is float and self._widen(name):
+            if converted is _MISFIT and isinstance(item, float) and self._widen(name):
                 converted = item
             if converted is _MISFIT:
                 errors.append(f"{name} is not {self._types[name]}")
@@ -268,6 +272,7 @@ class BodyColumns:
         if not (name in self._inferred and types.is_integer(self._types[name])):
             return False
         self._map(name, self._columns[name], pyarrow.float64())
+        self._is_widened = True
         return True
 
     def _read_fitting(
@@ -308,15 +313,17 @@ class BodyColumns:
             pairs[:] = object_pairs  # The outermost object is the last one.
             return dict(object_pairs)
 
-        value = json.loads(text, object_pairs_hook=record_pairs)
+        value = json.loads(text, object_pairs_hook=record_pairs, parse_float=self._parse_float)
         counts = Counter(name for name, _ in pairs)
         values: dict[str, Any] = {}
         errors = [f"{name} occurs {times} times" for name, times in counts.items() if times > 1]
         for name, kind in self._types.items():
             column = None
             if counts[name] == 1:
-                body = pyarrow.array([json.dumps({name: value[name]})])
-                column = _read(body, {name: kind}, is_inferring=False)
+                item = self._converters[name](value[name])
+                if item is not _MISFIT:
+                    body = pyarrow.array([json.dumps({name: item})])
+                    column = _read(body, {name: kind}, is_inferring=False)
                 if column is None:
                     errors.append(f"{name} is not {kind}")
             values[name] = pyarrow.nulls(1, kind) if column is None else column[name]
@@ -338,7 +345,14 @@ def _column_names(name: str) -> Iterator[str]:
     yield from (f"body_{column}_{number}" for number in count(2))
 
 
-def _parse(text: str | None) -> Any:
+class _Number(float):
+    """A fraction with its text, of which a decimal needs all digits."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _parse(text: str | None, parse_float: Callable[[str], float] | None = None) -> Any:
     """Return the value of a JSON body, `_MISFIT` if it is invalid.
 
     A number with 400 or more digits is a `_MISFIT` inside the value.
@@ -346,7 +360,12 @@ def _parse(text: str | None) -> Any:
     # Python refuses integers with thousands of digits, and the parser is slower with a function.
     for parse_int in (None, _bounded_int):
         try:
-            return json.loads(text or "", parse_constant=_CONSTANTS.get, parse_int=parse_int)
+            return json.loads(
+                text or "",
+                parse_constant=_CONSTANTS.get,
+                parse_int=parse_int,
+                parse_float=parse_float,
+            )
         except (ValueError, RecursionError):
             continue
     return _MISFIT
@@ -383,7 +402,7 @@ def _read(body: Any, kinds: Mapping[str, Any], *, is_inferring: bool) -> dict[st
     finer = {name: _with_nanoseconds(kind) for name, kind in kinds.items()}
     if table is None and finer != kinds:
         table = read_json(text, rows, pyarrow.schema(list(finer.items())), on_other_fields)
-    if table is None:
+    if table is None or not all(map(_has_valid_decimals, table.columns)):
         return None
     return {
         name: _cast(kinds[name], one_array(table[name]))
@@ -404,6 +423,19 @@ def _with_nanoseconds(kind: Any) -> Any:
 
 def _cast(kind: Any, values: Any) -> Any:
     return values if values.type == kind else values.cast(kind, safe=False)
+
+
+def _has_decimals(kind: Any) -> bool:
+    return "decimal" in str(kind)  # also in nested types
+
+
+def _has_valid_decimals(column: Any) -> bool:
+    """Return whether decimals have their number of digits, which Arrow's JSON reader exceeds."""
+    try:
+        column.validate(full=_has_decimals(column.type))
+    except pyarrow.ArrowInvalid:
+        return False
+    return True
 
 
 def _may_be_rounded(values: Any) -> bool:
@@ -471,7 +503,7 @@ PLAIN_TYPES = {
 
 def _type_of(value: object) -> Any:
     """Return the type of the column for a plain value; None for other values."""
-    return PLAIN_TYPES.get(type(value))
+    return PLAIN_TYPES.get(float if isinstance(value, float) else type(value))
 
 
 def _converter(kind: Any) -> Callable[[object], object]:
@@ -508,13 +540,15 @@ def _converter_of(kind: Any) -> Callable[[Any], object]:
         minimum = -end if types.is_signed_integer(kind) else 0
 
         def to_integer(value: Any) -> object:
-            if type(value) is float and value.is_integer() and abs(value) <= _MAX_EXACT:
+            if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT:
                 value = int(value)
             return value if type(value) is int and minimum <= value < end else _MISFIT
 
         return to_integer
     if types.is_boolean(kind):
         return lambda value: value if isinstance(value, bool) else _MISFIT
+    if types.is_decimal(kind):
+        return lambda value: _to_decimal(value, kind)
     if types.is_floating(kind):
         return _to_double
     return _to_time if types.is_timestamp(kind) else _to_text
@@ -528,11 +562,23 @@ def _to_double(value: object) -> object:
             value.bit_length() < 1024 and int(float(value)) == value
         )
         return value if is_exact else _MISFIT
-    if type(value) is not float:
+    if not isinstance(value, float):
         return _MISFIT
     # Python reads 1e400 as infinity. Only the literal constants are accepted.
     is_literal = any(value is constant for constant in _CONSTANTS.values())
     return value if is_literal or math.isfinite(value) else _MISFIT
+
+
+def _to_decimal(value: object, kind: Any) -> object:
+    """Return the text of a number, or text with a number, without more digits than the type has."""
+    text = value.text if isinstance(value, _Number) else value
+    text = str(text) if type(text) is int else text
+    # A huge integer has more digits than `str` accepts.
+    with suppress(pyarrow.ArrowException, ArithmeticError, UnicodeError, ValueError):
+        if isinstance(text, str):
+            pyarrow.array([text], string()).cast(kind)
+            return text
+    return _MISFIT
 
 
 def _to_text(value: object) -> object:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyarrow import types
+from pyarrow import compute, types
 
-from nsqtools.archive.body_columns import PLAIN_TYPES
+from nsqtools.archive.body_columns import FIELD, PLAIN_TYPES
 from nsqtools.archive.place import translating_errors
 from nsqtools.errors import ConfigurationError
 
@@ -27,6 +28,12 @@ MAX_DEPTH = 20
 _NAMES = dict(zip(("boolean", "integer", "number", "string"), PLAIN_TYPES.values(), strict=True))
 _NAME_OF = dict(zip(PLAIN_TYPES, _NAMES, strict=True))
 _NUMBERS = {"integer", "number"}
+_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
+MAX_DIGITS = 38  # of a decimal, in Parquet, Delta and the engines that read them
+_RFC_3339 = (
+    r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[T ]([01]\d|2[0-3])(:[0-5]\d){2}(\.\d+)?"
+    r"(Z|[+-]\d\d:\d\d)$"
+)
 
 
 def load_schema(source: Path | str) -> dict[str, Any]:
@@ -106,6 +113,11 @@ class _Reader:
             if not (fields := self.fields(name, schema, depth)):
                 raise ValueError(f"{name} is an object without properties")
             return pyarrow.struct(fields)
+        if match := _DECIMAL.fullmatch(str(schema.get("format"))):
+            digits, scale = map(int, match.groups())
+            if not scale <= digits <= MAX_DIGITS or not digits:
+                raise ValueError(f"{name} is {match[0]}, and decimals have at most 38 digits")
+            return pyarrow.decimal128(digits, scale)
         if kind == "string" and schema.get("format") == "date-time":
             return pyarrow.timestamp("us", tz="UTC")
         if kind not in _NAMES:
@@ -167,5 +179,30 @@ def _json_type(kind: Any) -> dict[str, Any]:
         return {"type": "array", "items": _json_type(kind.value_type)}
     if types.is_timestamp(kind):
         return {"type": "string", "format": "date-time"}
+    if types.is_decimal(kind):
+        return {"type": "number", "format": f"decimal({kind.precision},{kind.scale})"}
     plain = {"boolean": types.is_boolean, "integer": types.is_integer, "number": types.is_floating}
     return {"type": next((name for name, matches in plain.items() if matches(kind)), "string")}
+
+
+class TimeFields:
+    """Finds the text fields of a sample in which all values are times with a zone."""
+
+    def __init__(self) -> None:
+        self._are_times: dict[str, bool] = {}
+
+    def add(self, rows: pyarrow.RecordBatch, schema: pyarrow.Schema) -> None:
+        """Check rows of the sample, whose columns have ``schema``."""
+        for column in schema:
+            values = rows[column.name].drop_null()
+            if column.metadata and types.is_string(values.type) and len(values):
+                name = column.metadata[FIELD].decode()
+                are_times = compute.all(compute.match_substring_regex(values, _RFC_3339)).as_py()
+                self._are_times[name] = are_times and self._are_times.get(name, True)
+
+    def apply(self, fields: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
+        """Return the fields, with the type of times where it fits."""
+        time = pyarrow.timestamp("us", tz="UTC")
+        return [
+            field.with_type(time) if self._are_times.get(field.name) else field for field in fields
+        ]

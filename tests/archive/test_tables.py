@@ -7,6 +7,7 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -168,6 +169,7 @@ def test_schemas_that_programs_generate_are_accepted(
         "items": {"type": "array", "items": {"allOf": [{"$ref": "#/$defs/Item"}]}},
         "status": {"enum": ["new", None]},
         "version": {"const": 1},
+        "price": {"type": "number", "format": "decimal(9, 2)"},
     }
     odd: dict[str, Any] = {
         "both": {"type": ["integer", "string"]},
@@ -176,6 +178,7 @@ def test_schemas_that_programs_generate_are_accepted(
         "list": {"type": "array", "items": [{"type": "integer"}]},
         "gone": {"$ref": "#/$defs/Gone"},
         "tree": {"$ref": "#/$defs/Tree"},
+        "wide": {"type": "string", "format": "decimal(39,2)"},
     }
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"properties": properties | odd, "$defs": definitions}))
@@ -187,6 +190,7 @@ def test_schemas_that_programs_generate_are_accepted(
         "items": pyarrow.list_(item),
         "status": pyarrow.string(),
         "version": pyarrow.int64(),
+        "price": pyarrow.decimal128(9, 2),
     }
     assert all(f": {name}" in caplog.text for name in odd)
     assert "left refers to itself" in caplog.text
@@ -236,9 +240,34 @@ def test_an_integer_column_becomes_double_until_a_file_has_it() -> None:
     errors = [{"_error": "price is not double"}] * 2
     assert typed(columns, *some) == [{"price": 10.25}, *errors]
     columns = BodyColumns()
+    mixed = [b'{"price": 9007199254740993}', b'{"price": "free"}', b'{"price": 10.25}', b"text"]
+    assert typed(columns, *mixed) == [*errors, {"price": 10.25}, {"_error": "it is not JSON"}]
+    columns = BodyColumns()
     columns.add(batch_of_bodies([b'{"price": 10}']))
     columns.freeze_types()
     assert typed(columns, b'{"price": 10.25}') == [{"_error": "price is not int64"}]
+
+
+@pytest.mark.parametrize("odd", [b"{}", b"text", b'{"\\ud800": 1, "x": 1, "x": 1}'])
+def test_decimals_have_all_digits(odd: bytes) -> None:
+    kind = {"type": "number", "format": "decimal(22,2)"}
+    fields = {"price": kind, "of": {"properties": {"v": kind}}}
+    columns = BodyColumns(fields_of({"properties": fields}))
+    price = Decimal("123456789012345678.25")
+    bodies = {
+        b'{"price": 123456789012345678.25, "new": 1.5}': {"price": price, "new": 1.5},
+        b'{"price": "10.5", "of": {"v": 123456789012345678.25}}': {
+            "price": Decimal("10.50"),
+            "of": {"v": price},
+        },
+        b'{"price": 18446744073709551615}': {"price": Decimal(2**64 - 1)},
+    }
+    assert typed(columns, *bodies, odd)[:3] == [*bodies.values()]
+    for value in (b"%d" % 2**70, b"0.125", b'"free"', b"true", b"NaN", b"9" * 5000):
+        assert typed(columns, b'{"price": %s}' % value) == [
+            {"_error": "price is not decimal128(22, 2)"}
+        ]
+    assert fields_of(json_schema(columns.fields)) == columns.fields
 
 
 def test_one_invalid_body_does_not_make_a_batch_slow() -> None:

@@ -341,7 +341,7 @@ def schema(
     from collections import Counter
 
     from nsqtools.archive.body_columns import BodyColumns
-    from nsqtools.archive.body_schema import json_schema
+    from nsqtools.archive.body_schema import TimeFields, json_schema
     from nsqtools.archive.columns import batch_of_bodies
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.reader import read_messages
@@ -353,12 +353,13 @@ def schema(
         for message in read_messages(archive, damage)
         if topics(message)
     )
-    columns, reasons, sampled = BodyColumns(), Counter[str](), 0
+    columns, time_fields, reasons, sampled = BodyColumns(), TimeFields(), Counter[str](), 0
     while bodies := list(itertools.islice(sample, min(BODIES_PER_BATCH, count - sampled))):
         sampled += len(bodies)
-        errors = columns.add(batch_of_bodies(bodies))["_error"]
-        reasons.update(errors.drop_null().to_pylist())
-    write_json(runtime, json_schema(columns.fields))
+        rows = columns.add(batch_of_bodies(bodies))
+        time_fields.add(rows, columns.schema())
+        reasons.update(rows["_error"].drop_null().to_pylist())
+    write_json(runtime, json_schema(time_fields.apply(columns.fields)))
     runtime.info(f"nsq: {sampled} messages, {columns.misfits} did not fit")
     for reason, times in reasons.most_common(10):
         runtime.info(f"nsq: {times}: {reason}")
