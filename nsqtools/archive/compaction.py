@@ -45,7 +45,7 @@ from nsqtools.archive.compaction_jobs import RunJobs
 from nsqtools.archive.compaction_notes import Notes, compacted_size
 from nsqtools.archive.compaction_plan import Partition, Selection, choose_file_size, jobs_of
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
-from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
+from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table, files_of_catalog
 from nsqtools.archive.place import (
     Place,
     PlaceLock,
@@ -127,7 +127,7 @@ class Compaction:
         """Find the inputs and existing outputs, and plan the jobs of each partition."""
         if self.table is not None and self.table.exists():
             self.table.check_writable(removes=self.in_place)
-        self.sources = self._given_sources or self.selection.find_sources(self._inputs)
+        self.sources = self._given_sources or self._find_sources()
         available = {source.topic for source in self.sources if source.topic is not None}
         for topic in sorted(self.selection.topics - available):
             raise NotFoundError(
@@ -163,6 +163,13 @@ class Compaction:
             )
             partition.jobs = jobs_of(partition.sources, job, size)
 
+    def _find_sources(self) -> list[Source]:
+        if not self.in_place or self.table is None:
+            return self.selection.find_sources(self._inputs)
+        # Opening a table costs time in proportion to its files, so it is opened once.
+        may_have = self.selection.may_have
+        return list(iterate_sources(files_of_catalog(self.table, may_have), may_have))
+
     def _choose_body_kind(self, present: Mapping[PartitionKey, Sequence[Source]]) -> BodyKind:
         """Return the kind of bodies in the output. An existing output decides.
 
@@ -187,7 +194,7 @@ class Compaction:
         If a column has two types, the first one is used, and values of the other type are reported
         in ``_error``.
         """
-        tables = [DeltaCatalog(str(place)) for place in self._inputs.delta]
+        tables = [DeltaCatalog(str(place)) for place in self._inputs.delta if not self.in_place]
         if self.table is not None and self.table.exists():
             tables.insert(0, self.table)
         schemas = [table.schema() for table in tables]
@@ -286,9 +293,12 @@ class Compaction:
             return (partition.get("topic"), partition.get("date")) in folders
 
         with translating_errors("read", self.output):
-            root, files = files_in_table(str(self.output), is_selected)
-            if files is None:
+            if self.table is None:
+                root, _ = files_in_table(str(self.output), is_selected)
                 files = files_in_folder(root, self.output, list(self.output.list()), is_selected)
+            else:
+                is_new = not self.table.exists()
+                files = [] if is_new else files_of_catalog(self.table, is_selected)
         present = group_by_partition(iterate_sources(files, is_selected))
         return {key: sources for key, sources in present.items() if key in keys}
 

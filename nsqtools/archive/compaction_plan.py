@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from operator import attrgetter
 
 from nsqtools.archive.catalog import PartitionKey, Source, day_range, find_sources
-from nsqtools.archive.delta import TableFile
+from nsqtools.archive.delta import PartitionValues, TableFile
 from nsqtools.archive.finding import Inputs
 from nsqtools.archive.layout import Member
 from nsqtools.archive.slices import Job, JobResult, Settings, Slice
@@ -51,11 +51,11 @@ class Selection:
 
     def find_sources(self, inputs: Inputs) -> list[Source]:
         """Return the sources that may have selected topics. Raises `NsqError`."""
-        topics = self.topics
-        return find_sources(
-            inputs.places,
-            lambda partition: not topics or partition.get("topic") in {*topics, None},
-        )
+        return find_sources(inputs.places, self.may_have)
+
+    def may_have(self, partition: PartitionValues) -> bool:
+        """Return whether a file with these values may have selected topics."""
+        return not self.topics or partition.get("topic") in {*self.topics, None}
 
     def has_many_topics(self, inputs: Inputs) -> bool:
         """Return whether several topics are selected. Raises `NsqError`."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -198,7 +199,7 @@ def find_archives(
     errors of `failure_of`.
     """
     archives: dict[str, ArchiveFile] = {}
-    for place, in_progress in [(str(place), _in_progress(str(place))) for place in places]:
+    for place, in_progress in [(str(at), _in_progress(str(at), is_selected)) for at in places]:
         with _raising_not_found(place):
             for archive in _find(place, in_progress, is_selected):
                 archives.setdefault(archive.shown, archive)
@@ -211,11 +212,14 @@ def find_archives(
     ]
 
 
-def _in_progress(place: str) -> list[Entry]:
+def _in_progress(place: str, is_selected: PartitionFilter) -> list[Entry]:
     """Return the files in progress of a directory. Raises the errors of `find_archives`."""
     storage, entries = parse_place(place), list[Entry]()
     if not storage.is_remote:
-        for folder, names in walk(storage.path):
+        folders = _selected_folders(storage, is_selected)
+        walks = chain.from_iterable(walk(storage.path / folder) for folder in folders)
+        top = [] if "" in folders else [(storage.path, os.listdir(storage.path))]
+        for folder, names in chain(top, walks):
             for path in (folder / name for name in names if is_hidden(name, PART)):
                 # The archiver may finish the file, and so rename it, after the walk has seen it.
                 with _raising_not_found(place), suppress(FileNotFoundError):
@@ -260,15 +264,20 @@ def _list_selected(
     place: Place, is_selected: PartitionFilter
 ) -> Iterator[tuple[Entry, OSError | None]]:
     """Iterate over the objects of a place, without folders of topics that are not selected."""
+    folders = _selected_folders(place, is_selected)
+    for name in folders:
+        yield from place.list_readable(name)
+    if "" not in folders:
+        yield from ((entry, None) for entry in place.children("")[0])
+
+
+def _selected_folders(place: Place, is_selected: PartitionFilter) -> Sequence[str]:
+    """Return the folders without those of topics that are not selected; "" if all are selected."""
     folders = place.children("")[1]
     names = {name: partition_of(f"{name}/") for name in folders if name.startswith("topic=")}
     if all(map(is_selected, names.values())):
-        yield from place.list_readable()
-        return
-    for name in folders:
-        if name not in names or is_selected(names[name]):
-            yield from place.list_readable(name)
-    yield from ((entry, None) for entry in place.children("")[0])
+        return [""]
+    return [name for name in folders if name not in names or is_selected(names[name])]
 
 
 def _tables_in(
@@ -474,19 +483,26 @@ def files_in_table(
         return root, None
     storage = parse_place(str(root) if inside else place)
     if not inside:
-        files = DeltaCatalog(storage.url).files(is_selected=is_selected)
-    else:
-        files = [
-            file for file in files_of_table(storage.url) if f"{file.path}/".startswith(f"{inside}/")
-        ]
-        if not files and inside.endswith(".parquet"):
-            raise ConfigurationError(
-                f"{place} is not a current file of the Delta table {root}",
-                hint="Give the table; --topic selects a part of it.",
-            )
-        files = [file for file in files if is_selected(file.partition)]
-    files.sort(key=attrgetter("path"))
-    return root, [ArchiveFile(storage, file.path, None, table=file) for file in files]
+        return root, files_of_catalog(DeltaCatalog(storage.url), is_selected)
+    files = [
+        file for file in files_of_table(storage.url) if f"{file.path}/".startswith(f"{inside}/")
+    ]
+    if not files and inside.endswith(".parquet"):
+        raise ConfigurationError(
+            f"{place} is not a current file of the Delta table {root}",
+            hint="Give the table; --topic selects a part of it.",
+        )
+    return root, _in_order(storage, (file for file in files if is_selected(file.partition)))
+
+
+def files_of_catalog(catalog: DeltaCatalog, is_selected: PartitionFilter) -> list[ArchiveFile]:
+    """Return the selected files of a Delta table, in order. Raises `NsqError`."""
+    return _in_order(catalog.storage, catalog.files(is_selected=is_selected))
+
+
+def _in_order(storage: Place, files: Iterable[TableFile]) -> list[ArchiveFile]:
+    files = sorted(files, key=attrgetter("path"))
+    return [ArchiveFile(storage, file.path, None, table=file) for file in files]
 
 
 def _parquet_entries(

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from plugins.archives import BEGIN_NS, Row, Writer, content, flush, killed_at, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
-from nsqtools.archive import compaction_jobs, compaction_plan, reader
+from nsqtools.archive import compaction_jobs, compaction_plan, finding, reader
 from nsqtools.archive.catalog import DAY_NS
 from nsqtools.archive.compaction import Compaction
 from nsqtools.archive.compaction_jobs import RunJobs, in_parallel
@@ -516,6 +516,39 @@ def test_open_days_and_other_topics_are_skipped(tmp_path: Path) -> None:
     assert states == {DAY: "new", NEXT_DAY: "open"}
     with compaction.locked(), pytest.raises(OutputError, match="another run writes to"):
         compact(tmp_path / "a", tmp_path / "out")
+
+
+def test_the_plan_for_one_topic_lists_one_folder_and_opens_the_table_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each listing and each opening takes time in proportion to all files."""
+    archive, table, seen = tmp_path / "a", tmp_path / "table", list[str]()
+    for topic in ("a", "b"):
+        write_archive(archive / f"topic={topic}" / "x.gz", [message(0)], topic=topic)
+    compact(archive, table, delta=True)
+    walk, opened = finding.walk, DeltaTable.__init__
+
+    def listed(root: Path) -> Any:
+        seen.append(root.name)
+        return walk(root)
+
+    def opening(self: DeltaTable, *args: Any, **kwargs: Any) -> None:
+        seen.append("table")
+        opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(finding, "walk", listed)
+    monkeypatch.setattr(DeltaTable, "__init__", opening)
+    for place, output, expected_names in (
+        (archive, tmp_path / "out", ["topic=b"]),
+        (table, None, ["table"]),
+    ):
+        target = output and LocalPlace(output)
+        chosen = Selection(frozenset(["b"]))
+        compaction = Compaction(find_inputs([LocalPlace(place)]), target, chosen, Settings())
+        seen.clear()
+        compaction.plan()
+        assert seen == expected_names
+        assert [each.key.topic for each in compaction.partitions] == ["b"]
 
 
 @pytest.mark.parametrize("delta", [False, True])
