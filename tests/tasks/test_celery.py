@@ -177,10 +177,15 @@ def test_a_long_task_is_not_delivered_again_and_a_stop_returns_what_has_not_begu
     nsqd = go_nsqd("-msg-timeout=1s")
     shop = make_shop(f"nsq://{nsqd.tcp_address}")
     with shop.worker(f"--pool={pool}", "--concurrency=1", "--prefetch-multiplier=3") as worker:
-        for n in range(3):
-            shop.tasks.work.delay(str(n), 2.0)
-        wait_until(lambda: channel_stats(nsqd)["in_flight_count"] == 3, what="three in flight")
+        shop.tasks.work.delay("0", 2.0)
         wait_until(lambda: shop.runs("0 began"), what="the first has begun")
+        for n in (1, 2):
+            shop.tasks.work.delay(str(n), 2.0)
+            # A process tells the worker that its task has begun. Before the worker has read that,
+            # a stop gives the task back. It reads one message in a turn of its loop.
+            if pool == "prefork":
+                wait_until(lambda: worker.log.count("] received") > n, what="received")  # noqa: B023
+        wait_until(lambda: channel_stats(nsqd)["in_flight_count"] == 3, what="three in flight")
         worker.terminate()
         assert worker.wait() == 0
     # Of gevent's greenlets, all that Celery has made run to their end.
