@@ -44,7 +44,14 @@ from nsqtools.archive.catalog import (
 from nsqtools.archive.compaction_jobs import RunJobs
 from nsqtools.archive.compaction_notes import Notes, compacted_size
 from nsqtools.archive.compaction_plan import Partition, Selection, choose_file_size, jobs_of
-from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
+from nsqtools.archive.delta import (
+    INGESTED,
+    SINK_LOG,
+    DeltaCatalog,
+    TableFile,
+    is_table,
+    refuse_other_form,
+)
 from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table, files_of_catalog
 from nsqtools.archive.place import (
     Place,
@@ -54,9 +61,8 @@ from nsqtools.archive.place import (
     translating_errors,
 )
 from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.replacements import NOTES, finish_replacements, replace_files
 from nsqtools.archive.slices import (
-    NOTES,
-    STAGING,
     Job,
     JobResult,
     Settings,
@@ -89,11 +95,11 @@ class Compaction:
         self._inputs = inputs
         self.in_place = output is None
         if output is None:
-            if inputs.archives or inputs.parquet or len(inputs.delta) != 1:
+            if inputs.archives or len(inputs.places) != 1:
                 raise ConfigurationError(
-                    "missing --output", hint="Only a Delta table can be compacted in place."
+                    "missing --output", hint="Only a table can be compacted in place."
                 )
-            output, is_delta = inputs.delta[0], True
+            output, is_delta = inputs.places[0], bool(inputs.delta)
         else:
             for place in inputs.places:
                 refuse_nested("--output", output, place)
@@ -113,6 +119,10 @@ class Compaction:
 
     def _check(self, *, is_delta: bool) -> None:
         """Refuse an output with files of other programs."""
+        if self.in_place:
+            if not is_delta:
+                self._check_folder()
+            return
         refuse_other_form(self.output, "--format", is_delta=is_delta)
         entries, folders = self.output.children("")
         names = (*(entry.name for entry in entries), *folders)
@@ -121,6 +131,21 @@ class Compaction:
             raise ConfigurationError(
                 f"{self.output} has files that compaction did not write",
                 hint="Give an empty place, or one that nsq archive compact has written.",
+            )
+
+    def _check_folder(self) -> None:
+        """Refuse a part of a folder of Parquet, and a folder whose files Spark lists in a log."""
+        root, _ = files_in_table(str(self.output))
+        if root != self.output or not self.output.may_be_folder():
+            raise ConfigurationError(
+                f"{self.output} is a part of {root}",
+                hint="Give the whole folder; --topic and --day select a part of it.",
+            )
+        entries, folders = self.output.children("")
+        if {SINK_LOG, INGESTED} & {*folders, *(entry.name for entry in entries)}:
+            raise ConfigurationError(
+                f"{self.output} is written by Spark, whose log has its files",
+                hint="Give --output.",
             )
 
     def plan(self) -> None:
@@ -160,6 +185,7 @@ class Compaction:
                 tuple(present[partition.key]),
                 settings,
                 self._extra_columns,
+                is_staged=self.in_place and self.table is None,
             )
             partition.jobs = jobs_of(partition.sources, job, size)
 
@@ -250,6 +276,7 @@ class Compaction:
                 for source in sources
                 if not source.damage
                 and not source.is_shared
+                and self._is_committed(source)
                 and source.size < limit
                 and source.days == {key.day}
             ]
@@ -268,6 +295,14 @@ class Compaction:
                     is_grown = bool(size) or has_grown(source.file, hash_path(source.key), names)
             (self.grown if is_grown else new).append(source)
         return ("done" if not new else "late" if present else "new"), new, []
+
+    def _is_committed(self, source: Source) -> bool:
+        """Return whether a file is in the log of the table, or has a manifest.
+
+        A program may be about to store a file without a manifest once more.
+        """
+        table = source.file.table
+        return self.table is not None or (table is not None and table.rows is not None)
 
     @property
     def work(self) -> list[Partition]:
@@ -315,8 +350,8 @@ class Compaction:
                         f"an earlier version was killed while it replaced a day in {self.output}",
                         hint="Run nsq spark compact of that version once: it puts the day back.",
                     )
-                for draft in (folder / STAGING).glob("*.parquet"):
-                    draft.unlink(missing_ok=True)
+            with translating_errors("use", self.output):
+                finish_replacements(self.output)
             yield
 
     def run(self, run_jobs: RunJobs) -> None:
@@ -376,6 +411,11 @@ class Compaction:
                 data_change=not self.in_place
                 or any(result.duplicates for result in partition.results),
             )
+        elif self.in_place:
+            staged = {r.file.path: r.staged for r in partition.results if r.file and r.staged}
+            with translating_errors("compact", self.output):
+                rows = {source.file.name: source.messages for source in partition.sources}
+                replace_files(self.output, staged, rows)
         if self.in_place or partition.is_damaged:
             return
         self._notes.add(partition.key, partition.sources, files)

@@ -17,7 +17,7 @@ from nsqtools.archive.delta import TableFile
 from nsqtools.archive.layout import INDEX, MANIFEST, hidden_name
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.reader import why_unfinished
-from nsqtools.archive.slices import NOTES
+from nsqtools.archive.replacements import NOTES
 
 Note = dict[str, Any]
 

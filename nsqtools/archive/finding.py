@@ -60,6 +60,7 @@ from nsqtools.archive.place import (
     translating_errors,
 )
 from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.replacements import superseded_names
 from nsqtools.archive.table_places import has_table, tables_below
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError, walk
@@ -415,7 +416,7 @@ def files_in_folder(
     ``root`` is the directory above the partitions. Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
-    entries = _parquet_entries(root, listed, is_selected)
+    entries = _parquet_entries(root, storage, listed, is_selected)
     tables = map_concurrently(
         partial(_parquet, storage, names=names), entries, is_remote=storage.is_remote
     )
@@ -506,15 +507,17 @@ def _in_order(storage: Place, files: Iterable[TableFile]) -> list[ArchiveFile]:
 
 
 def _parquet_entries(
-    root: Place, listed: Iterable[Entry], is_selected: PartitionFilter
+    root: Place, storage: Place, listed: Iterable[Entry], is_selected: PartitionFilter
 ) -> list[Entry]:
-    """Return the selected and valid Parquet files of a listing, in order.
+    """Return the selected and valid Parquet files of a listing of ``storage``, in order.
 
-    If the ``root`` has the log of Spark's file sink, only files in the log are valid. Raises
-    ``OSError`` and `OutputError`.
+    If the ``root`` has the log of Spark's file sink, only files in the log are valid. Files that
+    are being replaced are left out. Raises ``OSError`` and `OutputError`.
     """
     committed = committed_names(root)
-    return [
+    inside = str(storage.absolute())[len(str(root.absolute())) + 1 :]
+    prefix = f"{inside}/" if inside else ""
+    entries = [
         entry
         for entry in sorted(listed, key=attrgetter("name"))
         if entry.name.endswith(".parquet")
@@ -522,6 +525,12 @@ def _parquet_entries(
         and (committed is None or entry.name.rpartition("/")[2] in committed)
         and is_selected(partition_of(entry.name))
     ]
+    superseded = superseded_names(
+        root,
+        {prefix + entry.name for entry in entries},
+        lambda name: name.startswith(prefix) and is_selected(partition_of(name[len(prefix) :])),
+    )
+    return [entry for entry in entries if prefix + entry.name not in superseded]
 
 
 _ARCHIVE_EXTENSIONS = (".log", ".jsonl", ".xz", ".bz2", *EXTENSIONS.values())
@@ -588,7 +597,7 @@ def table_files(
                 names += [inside] if is_selected(partition_of(inside)) else []
             else:
                 listed = root.list(inside)
-                names += [entry.name for entry in _parquet_entries(root, listed, is_selected)]
+                names += [entry.name for entry in _parquet_entries(root, root, listed, is_selected)]
     return {root: list(dict.fromkeys(names)) for root, names in names_by_root.items()}
 
 

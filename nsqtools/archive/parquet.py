@@ -17,7 +17,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import pyarrow
@@ -26,6 +26,7 @@ from pyarrow import ArrowException, compute, parquet, types
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError, crc32
+from nsqtools.archive.place import hash_of
 from nsqtools.files.durable import adding_path_to_errors
 
 ROW_GROUP_BYTES = 64 << 20
@@ -129,6 +130,23 @@ class ParquetWriter:
         self._is_closed = True
         size = self.path.stat().st_size
         return TableFile(str(self.path), size, self._rows, min_ts, max_ts, statistics=statistics)
+
+
+def manifest_of(file: TableFile, path: Path) -> bytes:
+    """Return the manifest of a file in a folder of Parquet; ``path`` is a copy. Raises ``OSError``.
+
+    The manifest is the commit record of a file that was landed or compacted.
+    """
+    document = {
+        "version": 1,
+        "name": PurePosixPath(file.path).name,
+        "size": file.bytes,
+        "sha256": hash_of(path),
+        "messages": file.rows,
+        "min_ts": file.min_ts_ns,
+        "max_ts": file.max_ts_ns,
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def sort_by_time(table: pyarrow.Table) -> pyarrow.Table:

@@ -240,6 +240,10 @@ class Place(ABC):
         """Delete an object, if it exists."""
 
     @abstractmethod
+    def move(self, name: str, target: str) -> None:
+        """Give an object another name, durably. It replaces an object of this name as a whole."""
+
+    @abstractmethod
     def lock(self, name: str) -> AbstractContextManager[PlaceLock]:
         """Lock the place: a directory by a lock on the file ``name``, a bucket by a lease.
 
@@ -402,6 +406,12 @@ class LocalPlace(Place):
         with suppress(FileNotFoundError):
             path.unlink()
             sync_folder(path.parent)
+
+    def move(self, name: str, target: str) -> None:
+        source, path = self._path(name), self._prepare(target)
+        source.replace(path)
+        sync_folder(path.parent)
+        sync_folder(source.parent)
 
     def _prepare(self, name: str) -> Path:
         """Return the path of a new object after creating its folder."""

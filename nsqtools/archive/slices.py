@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import uuid4
 
@@ -31,10 +31,11 @@ from nsqtools.archive.columns import bodies_as, message_schema, micros, read_bat
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, read
+from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
+from nsqtools.archive.replacements import STAGING, Staged
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
@@ -42,8 +43,6 @@ from nsqtools.records.envelope import BodyKind
 
 MESSAGE_KEY = ["ts_ns", "nsqd", "id"]
 """The columns that identify a message."""
-NOTES = "_compaction"
-STAGING = f"{NOTES}/staging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,8 @@ class Job:
     settings: Settings = Settings()
     extra_columns: pyarrow.Schema | None = None
     """The columns of the output in addition to those of a message."""
+    is_staged: bool = False
+    """Whether the file remains hidden until it replaces others: see `replacements`."""
 
     @property
     def range(self) -> tuple[int, int]:
@@ -109,6 +110,7 @@ class JobResult:
     duplicates: int
     damages: tuple[tuple[str, str], ...] = ()
     misfits: int = 0
+    staged: Staged | None = None
 
 
 # -- running a job ------------------------------------------------------------------------------
@@ -142,8 +144,12 @@ def run_job(job: Job, is_stopped: Callable[[], bool] = lambda: False) -> JobResu
         if reading.rows == duplicates:
             return JobResult(job.key, None, reading.rows, duplicates, damages)
         file = replace(writer.close(), path=job.name, partition=job.key.values)
-        publish_file(draft, storage, job.name)
-        return JobResult(job.key, file, reading.rows, duplicates, damages, misfits)
+        name, staged = job.name, None
+        if job.is_staged:
+            name = f"{STAGING}/{PurePosixPath(name).name}"
+            staged = Staged(name, file.bytes, manifest_of(file, draft).decode())
+        publish_file(draft, storage, name)
+        return JobResult(job.key, file, reading.rows, duplicates, damages, misfits, staged)
 
 
 def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:

@@ -233,6 +233,11 @@ class BucketPlace(Place):
         with suppress(FileNotFoundError), self._translating(name):
             self._store.delete(self._key_of(name))
 
+    def move(self, name: str, target: str) -> None:
+        with self._translating(name):
+            self._store.copy(self._key_of(name), self._key_of(target))
+        self.delete(name)
+
     def lock(self, name: str) -> AbstractContextManager[PlaceLock]:
         return hold_lease(self, name)
 

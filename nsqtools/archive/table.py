@@ -25,9 +25,10 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile, is_metadata
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, hidden_name, is_hidden, owner_of
-from nsqtools.archive.place import hash_of
+from nsqtools.archive.parquet import manifest_of
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import form_of, scan_archive
+from nsqtools.archive.replacements import replaced_names, replaced_rows
 from nsqtools.archive.table_places import COLUMNS, refuse_inside_table
 from nsqtools.archive.table_writer import (
     MESSAGE_COLUMNS,
@@ -175,21 +176,11 @@ class Table:
             files.append(file)
             self.storage.verify(file.path, path, self.storage.put_file(file.path, path))
             if self.catalog is None:
-                document = {
-                    "version": 1,
-                    "name": PurePosixPath(file.path).name,
-                    "size": file.bytes,
-                    "sha256": hash_of(path),
-                    "messages": file.rows,
-                    "min_ts": file.min_ts_ns,
-                    "max_ts": file.max_ts_ns,
-                }
-                data = json.dumps(document, indent=1).encode() + b"\n"
-                self.storage.put(hidden_name(file.path, MANIFEST), data)
+                self.storage.put(hidden_name(file.path, MANIFEST), manifest_of(file, path))
         return files
 
     def _manifest_rows(self, name: str) -> int:
-        """Return the number of messages in the manifest of a file.
+        """Return the number of messages in the manifest of a file, or before it was replaced.
 
         Returns 0 if the manifest is missing or the file does not have the recorded size, so that it
         is written again.
@@ -198,7 +189,7 @@ class Table:
             manifest = json.loads(self.storage.read(hidden_name(name, MANIFEST)))
             if self.storage.stat(name).size == manifest["size"]:
                 return int(manifest["messages"])
-        return 0
+        return replaced_rows(self.storage, name)
 
     # -- earlier conversions --------------------------------------------------------------------
 
@@ -206,11 +197,12 @@ class Table:
     def existing_files(self) -> dict[str, list[str]]:
         """The paths of the files at the first access, by name without folder and extension."""
         if self.catalog is None:
-            paths = (PurePosixPath(entry.name) for entry in self.storage.list())
-            paths = (owner_of(path) for path in paths if is_hidden(path.name, MANIFEST))
+            entries = (PurePosixPath(entry.name) for entry in self.storage.list())
+            paths = [owner_of(path) for path in entries if is_hidden(path.name, MANIFEST)]
+            paths += map(PurePosixPath, replaced_names(self.storage))
         else:
             files = self.catalog.files() if self.catalog.exists() else []
-            paths = (PurePosixPath(file.path) for file in files)
+            paths = [PurePosixPath(file.path) for file in files]
         paths_by_stem: dict[str, list[str]] = {}
         for path in paths:
             paths_by_stem.setdefault(path.stem, []).append(str(path))

@@ -34,8 +34,8 @@ from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
+from nsqtools.archive.replacements import NOTES
 from nsqtools.archive.slices import (
-    NOTES,
     Job,
     JobResult,
     Settings,
@@ -131,14 +131,20 @@ from nsqtools.archive.place_url import parse_place
 around(slices.ParquetWriter, "add", "close")
 around(slices, "publish_file")
 around(DeltaCatalog, "commit")
-around(LocalPlace, "put")
+around(LocalPlace, "put", "move", "delete")
 from nsqtools.cli.main import main
 sys.argv = ["nsq", *sys.argv[2:]]
 main()
 """
 
 
-FORMS = {"parquet": (3, 7), "delta": (5, 9), "within a table": (3, 6)}
+FORMS = {"parquet": (3, 7), "delta": (5, 9), "in a table": (3, 6), "in a folder": (7, 11, 15)}
+
+
+def land(archive: Path, output: Path | Place) -> None:
+    plan = TablePlan(str(output), False, "h")
+    drafts = archive if archive.is_dir() else archive.parent
+    assert all(not problem for *_, problem, _ in convert(find_archives([archive]), plan, drafts))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +155,15 @@ def test_a_compaction_killed_at_any_step_loses_and_repeats_nothing(
     tmp_path: Path, form: str, steps: Sequence[int]
 ) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
-    is_within = form == "within a table"
+    is_within = form.startswith("in a")
     for part in range(2):
-        numbers = range(150 * part, 150 * part + 200)
-        write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
-        if is_within:
+        # Landing removes no duplicates.
+        numbers = range(150 * part, 350 if part else 150 + 50 * (form != "in a folder"))
+        path = write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
+        if form == "in a table":
             compact(archive, output, delta=True)
+        elif form == "in a folder":
+            land(path, output)
     places = [output] if is_within else [archive, "-o", output, "--format", form]
     command = ["archive", "compact", "--processes", "1", *places]
     everything = expected(range(350), "clicks")
@@ -170,6 +179,9 @@ def test_a_compaction_killed_at_any_step_loses_and_repeats_nothing(
     assert not killed_at(10_000, STEPS, *command)
     assert content(output) == everything
     assert not list((output / "_compaction").rglob("*.parquet"))
+    if form == "in a folder":
+        land(archive, output)  # as an archiver that was killed before it recorded the landing
+        assert content(output) == everything
     if is_within:  # each day had several files
         assert len(table_files([LocalPlace(output)])[LocalPlace(output)]) == len(
             {day for _, day, *_ in everything}
@@ -549,6 +561,35 @@ def test_the_plan_for_one_topic_lists_one_folder_and_opens_the_table_once(
         compaction.plan()
         assert seen == expected_names
         assert [each.key.topic for each in compaction.partitions] == ["b"]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_folder_of_parquet_is_compacted_in_place_while_archivers_land(
+    tmp_path: Path, bucket: Bucket, is_remote: bool
+) -> None:
+    lake = parse_place(f"{bucket.url}/lake") if is_remote else LocalPlace(tmp_path / "lake")
+    paths = [write_archive(tmp_path / f"a/{n}.gz", [message(n), message(n + 3)]) for n in range(3)]
+    for path in paths[:2]:
+        land(path, lake)
+
+    def while_one_lands(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
+        for result in in_parallel(1)(jobs):
+            land(paths[2], lake)
+            land(paths[0], lake)
+            yield result
+
+    in_files = list(table_files([lake]).values())
+    told = compact(lake, None, run=while_one_lands)
+    assert done(told) == (4, 0)
+    assert content(lake) == expected(range(6), "clicks")
+    assert len(in_files[0]) == len(table_files([lake])[lake]) == 2
+    land(tmp_path / "a", lake)
+    assert done(compact(lake, None)) == (6, 0)
+    assert content(lake) == expected(range(6), "clicks")
+    assert len(table_files([lake])[lake]) == 1
+    assert done(compact(lake, None)) == (0, 0)
+    with pytest.raises(ConfigurationError, match="is a part of"):
+        compact(lake / "topic=clicks", None)
 
 
 @pytest.mark.parametrize("delta", [False, True])

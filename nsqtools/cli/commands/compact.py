@@ -60,7 +60,7 @@ class CompactionOptions(OptionSet):
     ]
     output: Any = place_opt(
         "-o DIR",
-        "Directory or s3://BUCKET/PREFIX; without it a Delta table is compacted in place.",
+        "Directory or s3://BUCKET/PREFIX; without it a table is compacted in place.",
         OUTPUT,
     )
     format: TableFormat = opt("", "Write parquet or delta.", OUTPUT, TableFormat.parquet)
@@ -106,11 +106,13 @@ class CompactionOptions(OptionSet):
         )
         inputs = find_inputs(self.paths)
         is_delta = self.format is TableFormat.delta
-        if self.output is None and len(inputs.delta) == len(inputs.places) > 1:
-            tables = [place for place in inputs.delta if place.name in topics] or inputs.delta
-            return [
-                Compaction(Inputs(delta=(table,)), None, selection, settings) for table in tables
-            ]
+        if self.output is None and not inputs.archives and len(inputs.places) > 1:
+            tables = [place for place in inputs.places if place.name in topics] or inputs.places
+            by_table = (
+                Inputs(delta=(table,)) if table in inputs.delta else Inputs(parquet=(table,))
+                for table in tables
+            )
+            return [Compaction(inputs, None, selection, settings) for inputs in by_table]
         url = "" if self.output is None else str(self.output)
         if url:
             url = self.bodies.choose_url(
@@ -134,8 +136,9 @@ def archive_compact(
     A day is compacted once --grace has passed since its end. Later messages become a separate file
     in the next run. Files are read back and compared before they count, so a killed run can simply
     be repeated. Messages are identified by topic, nsqd and id. Bare bodies (raw files) have no
-    identity and are all kept, without a date. In a Delta table as the only input, small files are
-    replaced by large ones, each partition in one transaction.
+    identity and are all kept, without a date. In a table as the only input, small files are
+    replaced by large ones: in a Delta table each partition in one transaction, in a folder of
+    Parquet safely for nsq, while other programs may see a day twice for a moment.
 
     Examples:
         nsq archive compact /var/nsq --output /data/nsq --dry-run
