@@ -568,7 +568,7 @@ class DurableBacklog(QueueBacklog):
         fits = 0
         # Unread messages are older. While there are any, new ones stay in the database as well.
         if not self.unread:
-            fits = self.mem_queue_size - len(self._memory)
+            fits = self.mem_queue_size - self._memory.count
             if fits < len(rows):
                 fits += self._room()
             fits = max(0, min(fits, len(rows)))
@@ -587,7 +587,7 @@ class DurableBacklog(QueueBacklog):
         """Queue delivered messages again, in memory if it has room, or at the end of the queue."""
         # Messages behind these must not overtake them, so memory is only for a queue without any.
         fits = 0 if self.unread or self.moving else self.mem_queue_size + self._room()
-        fits = max(0, min(len(messages), fits - len(self._memory)))
+        fits = max(0, min(len(messages), fits - self._memory.count))
         self.put_in_memory(messages[:fits])
         for message in messages[fits:]:
             self._move(message, 0)

@@ -60,6 +60,7 @@ from nsqtools.server.queues.topic import Topic
 _MAX_UNCONFIRMED_BYTES = 8 << 20
 # Bytes that a publish counts in addition to its messages: its objects in memory.
 _COMMAND_BYTES = 1000
+_MAX_PUBLISH_LINE = 71  # MPUB, the longest name, CR and LF
 
 
 def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
@@ -95,23 +96,22 @@ class PublishCommands:
         self._options = nsqd.options
         self._authorization = authorization
         self.arriving: tuple[Topic, BodiesReader] | None = None
-        # Line and topic of the last PUB or MPUB, if such a line needs no further checks.
-        self._last: tuple[bytes, Topic] | None = None
+        # `NsqdQueues.publish_lines` after the first publish, which has passed the checks of the
+        # client, such as --tls-required.
+        self._lines: dict[bytes, Topic] = {}
         self.unconfirmed_bytes = 0
         self._confirmation: asyncio.Event | None = None
 
     def publish_run(self, data: bytes, position: int) -> int:
-        """Execute PUBs, or one MPUB, to the topic of the last such command, if that needs no pause.
+        """Execute PUBs to one topic, or one MPUB, if that needs no checks and no pause.
 
         Return the position after them. Commands that are incomplete or are refused remain.
         """
-        if self._last is None or self.arriving is not None:
+        line = data[position : data.find(b"\n", position, position + _MAX_PUBLISH_LINE) + 1]
+        topic = self._lines.get(line)
+        if topic is None or topic.is_closed or self.arriving is not None:
             return position
-        line, topic = self._last
-        must_wait = self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES
-        if must_wait or topic.is_closed or self._nsqd.health.low:
-            return position
-        if not data.startswith(line, position):
+        if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES or self._nsqd.health.low:
             return position
         options = self._options
         is_multi = line.startswith(b"M")
@@ -146,7 +146,8 @@ class PublishCommands:
 
     def _remember(self, request: Request, topic: Topic) -> None:
         if self._authorization.servers is None and len(request.words) == 2:
-            self._last = request.data[request.start : request.position], topic
+            self._lines = self._nsqd.publish_lines
+            self._lines[request.data[request.start : request.position]] = topic
 
     def _publish_one(
         self, command: str, name: str, request: Request, delay_s: float = 0.0

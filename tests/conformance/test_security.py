@@ -129,7 +129,11 @@ def test_tls_is_required(tls_nsqd: AnyNsqd, certificates: Certificates, required
         assert client.read_error() == b"E_INVALID cannot SUB in current state (TLS required)"
     with RawClient(nsqd.tcp_address) as client:
         client.negotiate(tls=trusting(certificates))
+        client.publish("t", b"a", b"b")
         client.subscribe("t", "ch")
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"PUB t\n" + sized(b"c"))
+        assert client.read_error() == b"E_INVALID cannot PUB in current state (TLS required)"
 
     status, body = nsqd.request("GET", "/ping")
     https_port = int(nsqd.https_address.rpartition(":")[2])

@@ -74,6 +74,29 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
     assert (buffer[position:] + data[end:]) == rest
 
 
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"bb"]), max_size=3)
+    | st.builds(lambda body, count: [body] * count, st.binary(max_size=3), st.integers(0, 40)),
+    st.integers(-2, 2),
+    st.integers(-2, 2),
+    st.binary(max_size=3),
+)
+def test_an_mpub_is_accepted_at_once_only_if_all_its_messages_are(
+    bodies: list[bytes], added_count: int, added_size: int, rest: bytes
+) -> None:
+    content = struct.pack(">i", len(bodies) + added_count) + b"".join(map(sized, bodies))
+    data = b"??" + struct.pack(">i", max(0, len(content) + added_size)) + content + rest
+    count, end = requests.check_multi_publish(data, 2, 1000, 2)
+    is_valid = bool(bodies) and all(0 < len(body) <= 2 for body in bodies)
+    if is_valid and not added_count and not added_size:
+        assert (count, end) == (len(bodies), 6 + len(content))
+        assert requests.sized_bodies(data[10:end], count) == bodies
+    if count:
+        reader = requests.BodiesReader(2, 1000)
+        assert reader.read(data, 6) == end
+        assert reader.count == count
+
+
 INFO = PeerInfo("nsqd.example", hostname="nsqd", http_port=1, tcp_port=2, version="1.3.0")
 INFOS = {INFO.encode(): INFO, b"{}": PeerInfo(), b"null": PeerInfo()}
 INFOS |= {b'{"version": null, "http_port": null, "new": [1]}': PeerInfo()}

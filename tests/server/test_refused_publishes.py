@@ -82,6 +82,20 @@ def test_consecutive_publishes_are_stored_up_to_the_first_refused(
     assert nsqd.topic_stats("t")["depth"] == 3
 
 
+def test_publishes_alternate_between_topics_that_are_deleted(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        for kept in (2, 1):
+            client.publish("a", b"1", b"2")
+            client.send(
+                b"PUB a\n" + sized(b"x") + mpub("b", [b"x"] * 20) + b"PUB a\n" + sized(b"y")
+            )
+            assert [client.read()[1] for _ in range(3)] == [b"OK"] * 3
+            depths = [nsqd.topic_stats(topic)["depth"] for topic in "ab"]
+            assert depths == [4, 20 * (3 - kept)]
+            nsqd.request("POST", "/topic/delete?topic=a")
+
+
 def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
     """A disk that fills up with the next write."""
     is_full = False

@@ -149,7 +149,7 @@ class QueueBacklog:
         self._room, self._wake, self._watch_at = callbacks
 
     def __len__(self) -> int:
-        return len(self._memory) + self.disk_depth
+        return self._memory.count + self.disk_depth
 
     @property
     def disk_depth(self) -> int:
@@ -164,7 +164,7 @@ class QueueBacklog:
     @property
     def exceeds_memory(self) -> bool:
         """Whether `overflow` must move messages to disk."""
-        return len(self._memory) > self.mem_queue_size
+        return self._memory.count > self.mem_queue_size
 
     def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
         """Append messages, all or none, and return the argument of `undo`. Raises `BackendError`.
@@ -182,8 +182,8 @@ class QueueBacklog:
             # Messages on disk are older, so new ones must go behind them.
             if disk.has_unread or not self.mem_queue_size:
                 fits = 0
-            elif len(memory) + count > self.mem_queue_size:
-                fits = min(count, max(0, self.mem_queue_size + self._room() - len(memory)))
+            elif memory.count + count > self.mem_queue_size:
+                fits = min(count, max(0, self.mem_queue_size + self._room() - memory.count))
             if fits < count:
                 fits = 0 if blocks else fits
                 mark = self._put_on_disk(disk, blocks or [encoded(messages[fits:])])
@@ -195,7 +195,7 @@ class QueueBacklog:
     def put_if_memory_has_room(self, messages: Sequence[bytes]) -> bool:
         """Append messages if memory has room for all; return whether it has."""
         memory, disk = self._memory, self.disk
-        fits = len(memory) + len(messages) <= self.mem_queue_size
+        fits = memory.count + len(messages) <= self.mem_queue_size
         if not fits or (disk is not None and disk.has_unread):
             return False
         memory.extend(messages)
@@ -203,12 +203,12 @@ class QueueBacklog:
 
     def takes_all_in_memory(self, count: int) -> bool:
         """Return whether memory has room for ``count`` messages."""
-        fits = len(self._memory) + count <= self.mem_queue_size
+        fits = self._memory.count + count <= self.mem_queue_size
         return self.disk is None or (fits and not self.disk.has_unread)
 
     def undo(self, put: Undo) -> None:
         """Remove the messages of the last `put`, after which the queue must not have changed."""
-        self._memory.take_last(put.in_memory)
+        self._memory.drop_last(put.in_memory)
         if put.on_disk is not None and self.disk is not None:
             self.disk.undo(put.on_disk)
 
@@ -225,9 +225,11 @@ class QueueBacklog:
 
         Raises `BackendError` when the disk fails. The messages then stay in memory.
         """
-        surplus = self._memory.take_last(max(0, len(self._memory) - self.mem_queue_size))
-        if not surplus or self.disk is None:
+        count = max(0, self._memory.count - self.mem_queue_size)
+        if not count or self.disk is None:
+            self._memory.drop_last(count)
             return
+        surplus = self._memory.take_last(count)
         try:
             self._put_on_disk(self.disk, [encoded(surplus)])
         except BackendError:

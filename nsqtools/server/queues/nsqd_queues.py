@@ -212,6 +212,8 @@ class NsqdQueues:
         # New queues until the next `gc.freeze`. Never, while the daemon shares its process.
         self._until_freeze = inf
         self.topics = topics
+        # Topics by the lines of PUB and MPUB that name them: at most four for each topic.
+        self.publish_lines: dict[bytes, Topic] = {}
         self.start_time_s = time.time()
         self.registry = registry
         self.refusal = refusal
@@ -245,6 +247,7 @@ class NsqdQueues:
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its channels and messages. Raises ``KeyError``."""
         topic = self.topics.pop(name)
+        self.publish_lines.clear()
         self.log.info(f"TOPIC({name}): deleting")
         self.registry.topic_deleted(topic)
         topic.delete()

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
@@ -252,10 +251,16 @@ class MessageIds:
         # The last three digits are the sequence number. The others are equal within a tick.
         self._head = b"%013x" % (tick << 10 | self._node_id)
 
+    def copy(self) -> MessageIds:
+        """Return an independent generator of the same ids."""
+        twin = MessageIds.__new__(MessageIds)  # five times as fast as the module copy
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def reserve(self, count: int, now_ns: int) -> MessageIds:
         """Return a generator of the next ``count`` ids, for another thread to use later."""
         self._continue_at(now_ns)
-        reserved = copy(self)
+        reserved = self.copy()
         tick, first = divmod(self._tick * _PER_TICK + self._next + count, _PER_TICK)
         self._begin_tick(tick)
         self._next = first
@@ -270,14 +275,14 @@ class MessageIds:
         """Return ``count`` new ids."""
         self._continue_at(now_ns)
         ids: list[bytes] = []
-        while len(ids) < count:
-            if self._next == _PER_TICK:
-                self._begin_tick(self._tick + 1)
+        while True:
             head = self._head
             run = _SEQUENCES[self._next : self._next + count - len(ids)]
             ids += [head + sequence for sequence in run]
             self._next += len(run)
-        return ids
+            if len(ids) == count:
+                return ids
+            self._begin_tick(self._tick + 1)
 
 
 # -- latency ---------------------------------------------------------------------------------------

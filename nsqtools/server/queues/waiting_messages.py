@@ -48,25 +48,25 @@ class MessageBatch(Sequence[bytes]):
 
 
 class WaitingMessages:
-    """Messages in order, with their number."""
+    """Messages in order; ``count`` is their number."""
 
     def __init__(self) -> None:
         self._items: deque[bytes | MessageBatch] = deque()
-        self._count = 0
+        self.count = 0
         self._batch_count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def append(self, message: bytes) -> None:
         """Append one message."""
         self._items.append(message)
-        self._count += 1
+        self.count += 1
 
     def extend(self, messages: Sequence[bytes]) -> None:
         """Append messages."""
-        self._count += len(messages)
-        if isinstance(messages, MessageBatch):
+        self.count += len(messages)
+        if type(messages) is MessageBatch:
             self._items.append(messages)
             self._batch_count += 1
         else:
@@ -75,13 +75,13 @@ class WaitingMessages:
     def put_back(self, messages: Sequence[bytes]) -> None:
         """Return messages to their place in front of all others."""
         self._items.extendleft(reversed(messages))
-        self._count += len(messages)
+        self.count += len(messages)
 
     def take(self, count: int) -> list[bytes]:
         """Remove and return the first messages, at most ``count``."""
         items = self._items
         messages: list[bytes] = []
-        count = min(count, self._count)
+        count = min(count, self.count)
         while self._batch_count and len(messages) < count:
             item = items.popleft()
             if isinstance(item, MessageBatch):
@@ -94,7 +94,7 @@ class WaitingMessages:
             del messages[count:]
         pop: Callable[[], Any] = items.popleft
         messages += [pop() for _ in range(count - len(messages))]
-        self._count -= count
+        self.count -= count
         return messages
 
     def take_last(self, count: int) -> list[bytes]:
@@ -108,12 +108,21 @@ class WaitingMessages:
                 items.extend(item.frames())
             else:
                 messages.append(item)
-        self._count -= count
+        self.count -= count
         messages.reverse()
         return messages
+
+    def drop_last(self, count: int) -> None:
+        """Remove the last messages; there must be ``count``. A whole batch needs no frames."""
+        while count and type(batch := self._items[-1]) is MessageBatch and len(batch) <= count:
+            self._items.pop()
+            self._batch_count -= 1
+            self.count -= len(batch)
+            count -= len(batch)
+        self.take_last(count)
 
     def clear(self) -> deque[Any]:
         """Remove everything, and return it, because it takes a while to free."""
         items, self._items = self._items, deque()
-        self._count = self._batch_count = 0
+        self.count = self._batch_count = 0
         return items
