@@ -36,12 +36,13 @@ from nsqtools.server.durable_database import (
     Database,
     DurableQueue,
     Row,
-    all_rows,
+    StoredRow,
     copy_readable,
     create_database,
     read_patiently,
     read_queues,
     remove_database,
+    stored_rows,
     wal_damage,
 )
 from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata, read_metadata
@@ -186,7 +187,7 @@ class DurablePath:
         """Write a new database and name it. Raises `OutputError`, ``OSError``."""
         path = self._next()
         try:
-            create_database(path, queues, rows)
+            create_database(path, queues, map(StoredRow, rows))
         except sqlite3.Error as exc:
             raise self._unusable(path, exc) from exc
         self._name(path)
@@ -295,9 +296,13 @@ class DurablePath:
             if named_database(self._path)[0] != path:
                 raise
             self._log.warn(
-                f"DURABLE: {path} keeps the format of nsqtools 0.3.0, in which messages of more "
+                f"DURABLE: {path} keeps the pages of nsqtools 0.3.0, in which messages of more "
                 f"than 960 bytes take 4.7 KB or more: {exc}. The next start tries again"
             )
+            try:
+                old.add_bodies()
+            except sqlite3.Error as exc:
+                raise self._unusable(path, exc) from exc
             return old
         old.close()
         return new
@@ -310,7 +315,7 @@ class DurablePath:
         new = self._next()
         self._name(named, new)
         queues = read_queues(old)
-        create_database(new, queues, all_rows(old))
+        create_database(new, queues, stored_rows(old))
         with ExitStack() as undo:
             undo.callback(remove_database, new)
             database = read_patiently(new, lambda: Database(new))

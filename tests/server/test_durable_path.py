@@ -11,12 +11,14 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 from plugins.cli import RunNsq
 from plugins.disks import damage_body
 from plugins.raw_client import subscribed
 from plugins.servers import EmbeddedServer, Serve
+from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import durable_database, durable_path
@@ -24,6 +26,7 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import Changes, Database, Publish, all_rows
 from nsqtools.server.durable_path import DurablePath
 
+DATABASE = "nsqd.durable.1.db"
 BODIES = [b"message %03d" % number for number in range(20)]
 GO_EMPTY = '{"topics":null,"version":"1.3.0"}'
 GO_TOPIC = '{"topics":[{"name":"x","paused":false,"channels":null}],"version":"1.3.0"}'
@@ -166,14 +169,20 @@ def test_another_format_is_refused_by_name(
     assert database.read_bytes() == before
 
 
-OF_0_3 = """PRAGMA journal_mode=delete; PRAGMA page_size=4096; PRAGMA auto_vacuum=none; VACUUM;
+OF_0_3 = """DROP TRIGGER delete_body; DROP TABLE message; DROP TABLE body;
+    CREATE TABLE message (queue INTEGER, due INTEGER, turn INTEGER, attempts INTEGER, crc INTEGER,
+        frame BLOB, PRIMARY KEY (queue, due, turn)) WITHOUT ROWID;
+    PRAGMA journal_mode=delete; PRAGMA page_size=4096; PRAGMA auto_vacuum=none; VACUUM;
     PRAGMA journal_mode=wal; PRAGMA user_version=0; PRAGMA application_id=0"""
 
 
 def as_0_3(path: Path) -> None:
     """Give the database of a data path the format of nsqtools 0.3.0."""
-    with closing(sqlite3.connect(path / "nsqd.durable.1.db")) as connection:
+    rows = [(*row[:4], crc32(row[4], row[0]), row[4]) for row in all_rows(path / DATABASE)]
+    with closing(sqlite3.connect(path / DATABASE)) as connection:
         connection.executescript(OF_0_3)
+        connection.executemany("INSERT INTO message VALUES (?,?,?,?,?,?)", rows)
+        connection.commit()
 
 
 def format_of(path: Path) -> tuple[int, ...]:
@@ -265,10 +274,10 @@ def test_a_full_disk_postpones_a_migration(
     (small_disk / "else").write_bytes(bytes(shutil.disk_usage(small_disk).free - free))
 
     nsqd = serve(EmbeddedServer(small_disk, "-durable", "-min-disk-free=1"))
-    assert "keeps the format of nsqtools 0.3.0" in nsqd.log
+    assert "keeps the pages of nsqtools 0.3.0" in nsqd.log
     nsqd.publish("t", b"new")
     nsqd.stop()
-    assert format_of(small_disk)[1] == 0
+    assert format_of(small_disk)[1:3] == (1, 4096)
     assert not list(small_disk.glob("*.new*"))
 
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
@@ -280,12 +289,49 @@ def test_a_full_disk_postpones_a_migration(
     assert format_of(small_disk) == CURRENT
 
 
-@pytest.mark.parametrize("size", [960, 2000, 4000])
-def test_messages_of_a_few_kilobytes_share_pages(tmp_path: Path, size: int) -> None:
-    with closing(Database(path := tmp_path / "nsqd.durable.1.db", is_new=True)) as database:
-        rows = [(1, 0, turn, 0, bytes(size + 34)) for turn in range(1000)]
+@pytest.mark.parametrize("size", [960, 2000, 6000, 9000, 40_000])
+def test_messages_share_pages(tmp_path: Path, size: int) -> None:
+    count = 2_000_000 // size
+    with closing(Database(path := tmp_path / DATABASE, is_new=True)) as database:
+        rows = [(1, 0, turn, 0, bytes(size + 34)) for turn in range(count)]
         database.commit(Changes(), [Publish(rows, [], lambda _: None, True)])
-    assert path.stat().st_size < 1.3 * 1000 * size
+    assert path.stat().st_size < 1.3 * count * size
+
+
+def test_channels_share_a_long_body_until_the_last_of_them_has_finished_it(
+    tmp_path: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedServer(tmp_path, "-durable", "-mem-queue-size=3"))
+    for channel in "ab":
+        nsqd.create_channel("t", channel)
+    sizes = [700, 767, 5_000, 40_000, 70_000, 900]
+    bodies = [bytes([size % 251]) * size for size in sizes]
+    nsqd.publish("t", *bodies)
+    [path] = tmp_path.glob("nsqd.durable.*.db")
+
+    def stored() -> list[int]:
+        with closing(sqlite3.connect(path)) as connection:
+            return [row[0] for row in connection.execute("SELECT length(data) FROM body")]
+
+    nsqd.stop()
+    files = DurablePath(tmp_path, DaemonLog(None, ""))
+    files.renew(files.open(), "is damaged").close()
+    [path] = tmp_path.glob("nsqd.durable.*.db")
+    nsqd.start()
+    for channel in "ab":
+        assert sorted(stored()) == [900, 767 + 5_000 + 40_000, 70_000]
+        with subscribed(nsqd.tcp_address, "t", channel, ready=6) as client:
+            for message in client.read_messages(6):
+                client.send(b"REQ %b 1\n" % message.id)
+            client.read_messages(6)
+        nsqd.kill()
+        nsqd.start()
+        with subscribed(nsqd.tcp_address, "t", channel, ready=6) as client:
+            messages = client.read_messages(6)
+            client.finish(messages)
+            client.settle()
+        assert sorted(message.body for message in messages) == sorted(bodies)
+    wait_until(lambda: not stored(), what="the bodies are deleted")
 
 
 class FlakyReads:
