@@ -11,10 +11,13 @@ which `ScheduleCounts.repeated` counts after the restart.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
@@ -22,12 +25,13 @@ from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import OutputError, PublishError, PublishRefused
+from nsqtools.files.durable import append_whole, sync_folder
+from nsqtools.files.opening import open_to_write
 from nsqtools.protocol.schedule_request import LATEST_NS
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, format_duration
+from nsqtools.records.envelope import Envelope, encode_dead_letter
 from nsqtools.records.prometheus import Metric
-from nsqtools.schedule.clock import CheckedClock
 from nsqtools.schedule.recurrence import occurrence_to_publish
-from nsqtools.schedule.rejected import Rejected
 from nsqtools.schedule.request import Cancellation, Entry, InvalidRequest, parse_request
 from nsqtools.schedule.store import Advance, Rank, ScheduleStore, StoredEntry
 
@@ -84,10 +88,6 @@ _METRICS = (
     ("kept_refused", "refused_entries", "gauge", "Entries that nsqd refused, kept in the store."),
     ("late_s", "late_seconds", "gauge", "How long the earliest entry has been due."),
 )
-
-
-KeepRejected = Callable[[Rejected], bool]
-"""Store a message that is given up; return True when that is confirmed, False without a place."""
 
 
 class Scheduler:
@@ -300,3 +300,123 @@ def _outcome(publication: Publication | PublishError) -> PublishError | None:
 def _is_transient(error: PublishError) -> bool:
     """Tell whether a later try may succeed; a client that is refused may be admitted later."""
     return isinstance(error, PublishRefused) or may_try_again(error, retry_unknown=True)
+
+
+# -- the clock ------------------------------------------------------------------------------------
+
+# A jump back needs no care, because an occurrence that was published is not due again. A jump
+# forward would publish everything that seems to be due, so after a jump of more than `JUMP_NS`
+# nothing is due until it has lasted for `HOLD_NS`: a clock that was set by mistake is usually set
+# back sooner. The monotonic clock, which nobody sets, shows the jump. It stands still while a
+# machine is suspended, so a resume looks like a jump, and costs the same minute.
+
+JUMP_NS = 60 * NS
+HOLD_NS = 60 * NS
+
+
+class CheckedClock:
+    """Wall time that is withheld after a jump. Both clocks are in nanoseconds."""
+
+    def __init__(self, wall_ns: Callable[[], int], monotonic_ns: Callable[[], int]) -> None:
+        self._wall_ns = wall_ns
+        self._monotonic_ns = monotonic_ns
+        self._offset_ns = wall_ns() - monotonic_ns()  # of the wall clock that is believed
+        self._jumped_at_ns: int | None = None  # by the monotonic clock
+
+    def now_ns(self) -> int:
+        """Return the wall time."""
+        return self._wall_ns()
+
+    def trusted_now_ns(self) -> int | None:
+        """Return the wall time, or None while a jump forward has not lasted long enough."""
+        now_ns, monotonic_ns = self._wall_ns(), self._monotonic_ns()
+        jump_ns = now_ns - monotonic_ns - self._offset_ns
+        if jump_ns <= JUMP_NS:
+            self._accept(now_ns - monotonic_ns)
+            return now_ns
+        if self._jumped_at_ns is None:
+            self._jumped_at_ns = monotonic_ns
+            log.warning(
+                "the clock jumped forward by %s: nothing is published for %s, unless it returns",
+                format_duration(jump_ns / NS),
+                format_duration(HOLD_NS / NS),
+            )
+        if monotonic_ns - self._jumped_at_ns < HOLD_NS:
+            return None
+        self._accept(now_ns - monotonic_ns)
+        return now_ns
+
+    def _accept(self, offset_ns: int) -> None:
+        if self._jumped_at_ns is not None:
+            log.warning("the clock is trusted again")
+        self._offset_ns, self._jumped_at_ns = offset_ns, None
+
+
+# -- messages that are given up -------------------------------------------------------------------
+
+# A message that nsqd refuses is published there inside a document, because the topic of dead
+# letters would refuse it for the same reason if the body alone was too large for a message.
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A message that is given up: no request, or refused by nsqd for good."""
+
+    topic: str
+    body: bytes
+    reason: str
+    key: str = ""
+
+    def line(self) -> bytes:
+        """Return the dead letter, as `nsq redrive` reads it, ended by a newline."""
+        now_ns = time.time_ns()
+        # a message that was never published has no id, and each dead letter needs one
+        id = hashlib.blake2s(self.key.encode("utf-8", "replace") + self.body).hexdigest()[:16]
+        message = Envelope(self.topic, "", id.encode(), now_ns, 1, self.body)
+        return encode_dead_letter(self.topic, "", message, error=self.reason, failed_at_ns=now_ns)
+
+
+KeepRejected = Callable[[Rejected], bool]
+"""Store a message that is given up; return True when that is confirmed, False without a place."""
+
+
+class RejectedTopic:
+    """Publishes dead letters to a topic; without a topic it keeps none."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+
+    def keep(self, rejected: Rejected) -> bool:
+        """Publish the dead letter; return True when nsqd has confirmed it."""
+        if not self._topic:
+            return False
+        try:
+            self._producer.publish(self._topic, rejected.line().rstrip(b"\n"))
+        except PublishError:
+            return False
+        return True
+
+
+class RejectedFile:
+    """Appends dead letters to a file. Raises `OutputError` if that cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._append(b"")
+
+    def keep(self, rejected: Rejected) -> bool:
+        """Append the dead letter; return True, as it is on disk then."""
+        self._append(rejected.line())
+        return True
+
+    def _append(self, line: bytes) -> None:
+        try:
+            descriptor = open_to_write(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                append_whole(descriptor, line)
+            finally:
+                os.close(descriptor)
+            sync_folder(self._path.parent)
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path} ({error.strerror})") from error

@@ -8,7 +8,7 @@ and programs do not send. Addresses and names without a dot cannot be rebound.
     await authenticate(request)  the user; "" for everyone if no users are configured
 
 A secret of ``--users``, a password of ``--auth`` or a header of a trusted proxy identifies the
-user. Scripts use HTTP basic authentication, and browsers log in by a form (`sessions`). Headers
+user. Scripts use HTTP basic authentication, and browsers log in by a form (`Sessions`). Headers
 about user and address are trusted only from ``--trusted-proxy``, because others can forge them.
 ``--users`` is the file of `nsq authd`; that of ``--auth`` has a line ``USER:HASH`` for
 each user, with hashes by scrypt:
@@ -22,11 +22,13 @@ Guesses are slow and have to wait: see `nsqtools.authd.passwords`.
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +43,6 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import ReloadedValue, open_to_read, warn_of_exposure
 from nsqtools.http.cross_site import cross_site_refusal, is_own_host
 from nsqtools.protocol.names import http_url
-from nsqtools.web.sessions import COOKIE, Sessions
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -349,3 +350,54 @@ def _read(path: Path) -> list[tuple[str, str]]:
     if not hashes:
         raise ConfigurationError(f"{path} has no user")
     return hashes
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+# A session is a random token in a cookie, for which this process keeps the ``Authorization``
+# header that the form of the login amounts to. Each request is authenticated with it as if it had
+# been sent, so the next request of a removed user is refused. A session ends by the log out, after
+# `IDLE_S`, and with the process.
+
+COOKIE = "nsq_session"
+IDLE_S = 12 * 3600.0  # a working day
+MAX_SESSIONS = 10_000
+
+
+class _Session(NamedTuple):
+    authorization: str
+    used_s: float
+
+
+class Sessions:
+    """The sessions of browsers, on one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sessions: dict[str, _Session] = {}  # the last one used is the last
+
+    def begin(self, authorization: str) -> str:
+        """Return the token of a new session. The least recently used of too many ends."""
+        while len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        token = secrets.token_urlsafe(32)
+        self._sessions[token] = _Session(authorization, self._clock())
+        return token
+
+    def authorization(self, token: str) -> str:
+        """Return the header of a session, "" if there is none."""
+        session = self._sessions.pop(token, None)
+        if session is None or self._clock() - session.used_s > IDLE_S:
+            return ""
+        self._sessions[token] = session._replace(used_s=self._clock())
+        return session.authorization
+
+    def end(self, token: str) -> None:
+        """End a session."""
+        self._sessions.pop(token, None)
+
+
+def authorization_of(fields: Mapping[str, str]) -> str:
+    """Return the header of basic authentication for the fields of the form."""
+    pair = f"{fields.get('user', '')}:{fields.get('password', '')}".encode("utf-8", "replace")
+    return f"Basic {base64.b64encode(pair).decode()}"

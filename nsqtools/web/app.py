@@ -48,16 +48,17 @@ from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of
 from nsqtools.web import api, pages
 from nsqtools.web.access import (
+    COOKIE,
     HEADERS,
     Notices,
     User,
+    authorization_of,
     basic_credentials,
     refusal_reason,
 )
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import login
 from nsqtools.web.pages.site import Addresses, Packed, Site, packed_response
-from nsqtools.web.sessions import COOKIE, authorization_of
 
 MAX_BODY_BYTES = 1 << 20
 

@@ -17,10 +17,9 @@ from contextlib import suppress
 
 from nsqtools.client.change_log import ChangeLog
 from nsqtools.cluster.directory import Cluster
-from nsqtools.cluster.history import History
+from nsqtools.cluster.history import History, WaitingAges
 from nsqtools.cluster.problems import EarlierTotals, RecentTotals
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
-from nsqtools.cluster.waiting_ages import WaitingAges
 from nsqtools.errors import is_limit
 
 log = logging.getLogger("nsqtools")

@@ -5,8 +5,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.cluster.history import MAX_MOMENTS, WaitingAges
 from nsqtools.cluster.queue_rows import QueueRow
-from nsqtools.cluster.waiting_ages import MAX_MOMENTS, WaitingAges
 
 KEY = ("", "clicks", "archive")
 

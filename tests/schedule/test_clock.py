@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsqtools.schedule.clock import CheckedClock
+from nsqtools.schedule.scheduler import CheckedClock
 
 S = 1_000_000_000
 

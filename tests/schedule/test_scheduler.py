@@ -30,8 +30,7 @@ from nsqtools.protocol.schedule_request import (
     encode_cancellation,
     encode_request,
 )
-from nsqtools.schedule.clock import CheckedClock
-from nsqtools.schedule.scheduler import Scheduler
+from nsqtools.schedule.scheduler import CheckedClock, Scheduler
 from nsqtools.schedule.store import ScheduleStore
 
 StartScheduler = Callable[..., subprocess.Popen[bytes]]

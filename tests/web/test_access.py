@@ -27,14 +27,16 @@ from nsqtools.authd.passwords import (
     hash_password,
 )
 from nsqtools.web.access import (
+    COOKIE,
+    IDLE_S,
     Identities,
     PasswordFile,
+    Sessions,
     User,
     WebSettings,
     basic_credentials,
     parse_networks,
 )
-from nsqtools.web.sessions import COOKIE, IDLE_S, Sessions
 
 NOBODY = "--nsqd-http-address=127.0.0.1:1"
 

@@ -62,9 +62,7 @@ def serve(
     from nsqtools.client.consumer import Consumer
     from nsqtools.client.producer import Producer
     from nsqtools.http.service import service
-    from nsqtools.schedule.clock import CheckedClock
-    from nsqtools.schedule.rejected import RejectedFile, RejectedTopic
-    from nsqtools.schedule.scheduler import Scheduler
+    from nsqtools.schedule.scheduler import CheckedClock, RejectedFile, RejectedTopic, Scheduler
     from nsqtools.schedule.store import ScheduleStore, wait_for_lock
 
     if dead_letter_topic is not None and dead_letter_file is not None:

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from nsqtools import __version__
 from nsqtools.web.pages.changes import act
-from nsqtools.web.pages.messages import show_messages
+from nsqtools.web.pages.messages import redrive, show_messages
 from nsqtools.web.pages.queues import (
     show_consumer,
     show_consumers,
@@ -29,7 +29,6 @@ from nsqtools.web.pages.queues import (
     show_nodes,
     show_queues,
 )
-from nsqtools.web.pages.redrive import redrive
 from nsqtools.web.pages.site import Site, environment
 
 STATIC = Path(__file__).parent / "static"

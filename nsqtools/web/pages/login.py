@@ -12,8 +12,8 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from nsqtools.web.access import COOKIE
 from nsqtools.web.pages.site import Addresses, environment, theme_of
-from nsqtools.web.sessions import COOKIE
 
 
 def is_browser(request: Request) -> bool:
