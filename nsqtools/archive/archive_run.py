@@ -22,7 +22,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.prometheus import Metric
-from nsqtools.tail.tail import RunLimits
+from nsqtools.tail import RunLimits
 
 log = logging.getLogger("nsqtools")
 

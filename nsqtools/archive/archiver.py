@@ -51,7 +51,7 @@ from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.files.durable import OBSTACLE_ERRORS
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import Metric, metric_of
-from nsqtools.tail.tail import End, RunLimits
+from nsqtools.tail import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 

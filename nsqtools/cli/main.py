@@ -86,7 +86,7 @@ def quick_answer(arguments: Sequence[str]) -> str | None:
 
         return render_for_stdout(root_page())
     if first == "--help-llm":
-        from nsqtools.cli.parsing.llm import llm_page
+        from nsqtools.cli.parsing.app import llm_page
 
         return llm_page()
     if first == "completion" and len(arguments) == 2 and arguments[1] in SCRIPTS:

@@ -190,10 +190,10 @@ Spark
   spark Run archives and topics through Spark.
     ingest spark_ingest:ingest changes Stream topics or an archive into Parquet by topic and date, each message once.
     compact compact:spark_compact destroys Do what nsq archive compact does, in the tasks of Spark.
-    report spark_report:report reads Report on topics: messages, bytes, sizes, attempts, duplicates and gaps.
+    report spark_queries:report reads Report on topics: messages, bytes, sizes, attempts, duplicates and gaps.
     replay spark_replay:replay changes Publish messages from archives and Parquet again, in parallel.
-    doctor spark_doctor:doctor reads Check Java, the versions of packages, a session of Spark and its executors.
-    sql spark_sql:sql destroys Query archives and Parquet in SQL.
+    doctor spark_queries:doctor reads Check Java, the versions of packages, a session of Spark and its executors.
+    sql spark_queries:sql destroys Query archives and Parquet in SQL.
     $ nsq spark doctor
     $ nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
 Servers
@@ -204,7 +204,7 @@ Servers
     convert authd:convert reads Convert permissions.csv of pynsqauthd to a users file.
     $ nsq authd serve --users users.toml
     $ nsq authd hash --new bob --token-file bob.token >> users.toml
-  demo demo:demo changes Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
+  demo daemons:demo changes Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
   nsqd daemons:nsqd changes raw Run an nsqd in Python, with the flags, files and protocol of the real one.
   nsqlookupd daemons:nsqlookupd changes raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
 Deprecated

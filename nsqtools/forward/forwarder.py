@@ -32,7 +32,7 @@ from nsqtools.forward.parcel import Counters, Parcel, Sink
 from nsqtools.protocol.arguments import NONE, check_argument, check_texts, check_times
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.records.filters import Filter
-from nsqtools.tail.tail import End, LimitWatch, RunLimits
+from nsqtools.tail import End, LimitWatch, RunLimits
 
 log = logging.getLogger("nsqtools")
 

@@ -65,7 +65,7 @@ from nsqtools.spark.archives.read_settings import (
     shared_settings,
 )
 from nsqtools.spark.format_options import Options, read_connection
-from nsqtools.tail.tail import RunLimits
+from nsqtools.tail import RunLimits
 
 log = logging.getLogger("nsqtools")
 

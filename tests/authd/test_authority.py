@@ -11,8 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from nsqtools.authd.authority import Authority
-from nsqtools.authd.json_tokens import JSONTokens
+from nsqtools.authd.authority import Authority, JSONTokens
 from nsqtools.authd.passwords import FREE_FAILURES, TooManyFailures, hash_password
 from nsqtools.authd.users import Client, Issuer, hash_token
 from nsqtools.errors import ConfigurationError

@@ -2,8 +2,7 @@
 
 import pytest
 
-from nsqtools.authd.convert import convert_permissions
-from nsqtools.authd.users import Client, Users, hash_token, parse_users
+from nsqtools.authd.users import Client, Users, convert_permissions, hash_token, parse_users
 from nsqtools.errors import ConfigurationError
 
 ANN = f"""\

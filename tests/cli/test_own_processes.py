@@ -14,7 +14,7 @@ from plugins.daemons import EmbeddedServer
 from plugins.spark import without_java
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.demo.story import StopRequest, demo_stage
+from nsqtools.demo import StopRequest, demo_stage
 
 NSQ = Path(sys.executable).with_name("nsq")
 TAKEN = """nsqtools/__init__ nsqtools/__main__ nsqtools/bench/__init__

@@ -15,7 +15,7 @@ from nsqtools import ClientOptions, Fate, Forwarder, Outcome, Parcel, ThreadedSi
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.parcel import DELIVERED, Report
-from nsqtools.tail.tail import End
+from nsqtools.tail import End
 
 
 class Scripted:

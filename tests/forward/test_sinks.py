@@ -43,7 +43,7 @@ from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.httpcore_pool import HttpcorePool
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
-from nsqtools.tail.tail import RunLimits
+from nsqtools.tail import RunLimits
 from nsqtools.testing import fake_batch
 
 

@@ -23,8 +23,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publish_job import UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 from nsqtools.records.envelope import Envelope
-from nsqtools.replay import replay
-from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay, ReplayRun, merge
+from nsqtools.replay import Checkpoint, MessageSelection, Replay, ReplayRun, merge, replay
 
 
 def messages(*times: int) -> list[WireMessage]:
@@ -115,7 +114,7 @@ def test_all_messages_are_kept_as_unsent_after_the_publisher_has_given_up(
     unreachable_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", messages(1, 2, 9 * 10**15))
-    monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 1)
+    monkeypatch.setattr("nsqtools.replay.BATCH_RECORDS", 1)
     with UnsentFiles(tmp_path / "unsent", b"") as unsent:
         job, publisher = replay_of(archive, unreachable_address, None, unsent, speed=1)
         publisher.has_given_up = True
@@ -162,7 +161,7 @@ def test_after_a_power_cut_completed_messages_are_confirmed_or_in_the_unsent_fil
     )
     disk = tmp_path / "disk"
     disk.mkdir()
-    monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 2)
+    monkeypatch.setattr("nsqtools.replay.BATCH_RECORDS", 2)
     with PowerCut(disk) as record, UnsentFiles(disk / "unsent", b"") as unsent:
         replay_of(archive, nsqd.tcp_address, disk / "checkpoint", unsent)[0].run()
 

@@ -15,7 +15,7 @@ from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.records.envelope import encode_lines
-from nsqtools.tail.tail import End, LimitWatch, RunLimits, Tail
+from nsqtools.tail import End, LimitWatch, RunLimits, Tail
 
 MakeTail = Callable[..., Tail]
 

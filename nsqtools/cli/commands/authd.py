@@ -182,8 +182,7 @@ def check(
         nsq authd check users.toml
         nsq authd check users.toml bob orders/audit
     """
-    from nsqtools.authd.authority import load_users
-    from nsqtools.authd.json_tokens import JSONTokens
+    from nsqtools.authd.authority import JSONTokens, load_users
     from nsqtools.protocol.names import check_channel, check_topic
 
     users = load_users(file)
@@ -246,8 +245,7 @@ def convert(
         nsq authd convert permissions.csv > users.toml
     """
     from nsqtools.authd.authority import read_text
-    from nsqtools.authd.convert import convert_permissions
-    from nsqtools.authd.users import parse_users
+    from nsqtools.authd.users import convert_permissions, parse_users
 
     text = convert_permissions(read_text(file), str(file))
     parse_users(text, "the converted file")

@@ -1,9 +1,13 @@
-"""``nsq nsqd`` and ``nsq nsqlookupd``: the embedded daemons, with the flags of the real ones."""
+"""``nsq nsqd`` and ``nsq nsqlookupd``, the embedded daemons with the flags of the real ones, and
+``nsq demo``, which shows the tool on such daemons.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
+
+from nsqtools.cli.running.runtime import Session, exit_on_signals
 
 if TYPE_CHECKING:
     from nsqtools.cli.parsing.help import HelpPage
@@ -60,3 +64,27 @@ nsqlookupd = Daemon(
     "NsqlookupdOptions",
     {},
 )
+
+
+# -- the demonstration ----------------------------------------------------------------------------
+
+
+def demo(*, runtime: Session) -> None:
+    """Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
+
+    Needs no NSQ and removes everything afterwards. Each step shows the command line that does it,
+    which you can type where nsqd and nsqlookupd have their usual ports, and checks its own numbers.
+
+    Examples:
+        nsq demo
+    """
+    from nsqtools.demo import StopRequest, Story, demo_stage
+
+    stop_request = StopRequest()
+    with (
+        exit_on_signals(stop_request.on_signal),
+        demo_stage(runtime.environ, stop_request) as stage,
+    ):
+        story = Story(stage, runtime.stdout)
+        story.run()
+        story.write("Everything was there. Next: nsq --help\n")

@@ -43,7 +43,7 @@ from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
     from nsqtools.client.connection_settings import ConnectionSettings
-    from nsqtools.replay.replay import Replay, ReplayRun
+    from nsqtools.replay import Replay, ReplayRun
 
 
 def parse_speed(text: str) -> float:
@@ -111,7 +111,7 @@ def replay(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.files.opening import raise_open_file_limit
-    from nsqtools.replay.replay import MessageSelection, ReplayRun
+    from nsqtools.replay import MessageSelection, ReplayRun
 
     topics = TopicFilter(from_topic or ())
     selection = MessageSelection(

@@ -69,7 +69,7 @@ def tail(
         nsq tail -t clicks -c audit --json --until-empty > clicks.jsonl
     """
     from nsqtools.cluster.topics import UnlistedTopics
-    from nsqtools.tail.tail import End, Tail
+    from nsqtools.tail import End, Tail
 
     # nsqd deletes an ephemeral channel with its last client.
     channel = channel or f"tail{random.randrange(1_000_000):06d}#ephemeral"
@@ -157,7 +157,7 @@ def peek(
         not_found_error,
     )
     from nsqtools.errors import NsqError
-    from nsqtools.tail.tail import peek as peek_at
+    from nsqtools.tail import peek as peek_at
 
     with ClusterSettings(connection).open() as cluster:
         report = inspect_topic(cluster, topic)

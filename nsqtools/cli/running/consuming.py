@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.running.channel_watch import ChannelWatch
     from nsqtools.cluster.topics import ConsumedTopics
     from nsqtools.http.service import Health, Metrics, Service
-    from nsqtools.tail.tail import RunLimits, Tail
+    from nsqtools.tail import RunLimits, Tail
 
 # A connected channel without a message for this long is empty.
 EMPTY_AFTER_S = 2.0
@@ -56,7 +56,7 @@ class StopLimits(OptionSet):
 
     def run_limits(self) -> RunLimits:
         """Return the limits as `RunLimits`."""
-        from nsqtools.tail.tail import RunLimits
+        from nsqtools.tail import RunLimits
 
         idle_s = self.exit_idle
         if self.until_empty:

@@ -20,7 +20,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 from nsqtools import __version__
-from nsqtools.cli.running.mcp_tools import MAX_BODY, CommandTool, command_tools
+from nsqtools.cli.commands.mcp import MAX_BODY, CommandTool, command_tools
 
 CALL_TIMEOUT_S = 60.0  # six windows of nsq check
 MAX_ANSWER = 60_000  # characters, about 20,000 tokens of a model

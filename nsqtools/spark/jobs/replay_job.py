@@ -55,7 +55,7 @@ PARTITIONS_PER_SLOT = 4  # With several tasks for each slot, one slow task delay
 class ReplayRequest:
     """The selected messages and their target topics.
 
-    ``topics`` are as in `nsqtools.replay.replay.Selection`. ``where`` is SQL over the columns of a
+    ``topics`` are as in `nsqtools.replay.Selection`. ``where`` is SQL over the columns of a
     message.
     """
 

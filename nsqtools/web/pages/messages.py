@@ -32,7 +32,7 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import EPHEMERAL, check_topic
 from nsqtools.protocol.text import indented, json_tokens
-from nsqtools.tail.tail import peek
+from nsqtools.tail import peek
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.site import Site
 

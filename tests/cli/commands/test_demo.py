@@ -12,7 +12,7 @@ from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running.runtime import exit_on_signals
-from nsqtools.demo.story import DemoFailed, StopRequest, demo_stage
+from nsqtools.demo import DemoFailed, StopRequest, demo_stage
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
     with demo_stage(os.environ, StopRequest()) as stage:
         with pytest.raises(DemoFailed) as caught:
             stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
-        monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
+        monkeypatch.setattr("nsqtools.demo.TIMEOUT_S", 0.5)
         with pytest.raises(DemoFailed, match=r"took over 0\.5 s"):
             stage.run("tail", "-t", "clicks", "--create")
 

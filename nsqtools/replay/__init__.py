@@ -1,1 +1,0 @@
-"""Publish archived messages again: merged by time, paced, confirmed and resumable."""

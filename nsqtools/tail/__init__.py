@@ -1,1 +1,0 @@
-"""Tail topics, peek into channels, and end a run by limits."""
