@@ -45,14 +45,18 @@ from nsqtools.archive.compaction_jobs import RunJobs
 from nsqtools.archive.compaction_notes import Notes, compacted_size
 from nsqtools.archive.compaction_plan import Partition, Selection, choose_file_size, jobs_of
 from nsqtools.archive.delta import (
-    INGESTED,
-    SINK_LOG,
     DeltaCatalog,
     TableFile,
     is_table,
     refuse_other_form,
 )
-from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table, files_of_catalog
+from nsqtools.archive.finding import (
+    Inputs,
+    check_whole_folder,
+    files_in_folder,
+    files_in_table,
+    files_of_catalog,
+)
 from nsqtools.archive.place import (
     Place,
     PlaceLock,
@@ -121,7 +125,7 @@ class Compaction:
         """Refuse an output with files of other programs."""
         if self.in_place:
             if not is_delta:
-                self._check_folder()
+                check_whole_folder(self.output)
             return
         refuse_other_form(self.output, "--format", is_delta=is_delta)
         entries, folders = self.output.children("")
@@ -131,21 +135,6 @@ class Compaction:
             raise ConfigurationError(
                 f"{self.output} has files that compaction did not write",
                 hint="Give an empty place, or one that nsq archive compact has written.",
-            )
-
-    def _check_folder(self) -> None:
-        """Refuse a part of a folder of Parquet, and a folder whose files Spark lists in a log."""
-        root, _ = files_in_table(str(self.output))
-        if root != self.output or not self.output.may_be_folder():
-            raise ConfigurationError(
-                f"{self.output} is a part of {root}",
-                hint="Give the whole folder; --topic and --day select a part of it.",
-            )
-        entries, folders = self.output.children("")
-        if {SINK_LOG, INGESTED} & {*folders, *(entry.name for entry in entries)}:
-            raise ConfigurationError(
-                f"{self.output} is written by Spark, whose log has its files",
-                hint="Give --output.",
             )
 
     def plan(self) -> None:

@@ -348,6 +348,12 @@ class DeltaCatalog:
                 self._add_checkpoint(version)
                 return True
 
+    def add_checkpoint(self) -> None:
+        """Store a checkpoint of the newest version, durably. Earlier entries are then history."""
+        with self._failing():
+            self._table().create_checkpoint()
+            self._sync_log()
+
     def _add_checkpoint(self, version: int) -> None:
         """Add a checkpoint after some versions, and remove expired versions, as delta-rs does."""
         from deltalake.exceptions import DeltaError

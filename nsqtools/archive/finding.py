@@ -32,7 +32,15 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from nsqtools.archive.delta import LOG, SINK_LOG, DeltaCatalog, PartitionValues, TableFile, is_table
+from nsqtools.archive.delta import (
+    INGESTED,
+    LOG,
+    SINK_LOG,
+    DeltaCatalog,
+    PartitionValues,
+    TableFile,
+    is_table,
+)
 from nsqtools.archive.form import BEGINNING_SIZE, PARQUET_MAGIC, why_foreign
 from nsqtools.archive.layout import (
     INDEX,
@@ -551,6 +559,25 @@ def _has_only_parquet(listed: Iterable[Entry]) -> bool:
                 return False
             has_parquet |= entry.name.endswith(".parquet")
     return has_parquet
+
+
+def check_whole_folder(place: Place) -> None:
+    """Refuse a part of a folder of Parquet, and a folder whose files Spark lists in a log.
+
+    Raises `ConfigurationError` and ``OSError``.
+    """
+    root, _ = files_in_table(str(place))
+    if root != place.absolute() or not place.may_be_folder():
+        raise ConfigurationError(
+            f"{place} is a part of {root}",
+            hint="Give the whole folder; --topic and --day of compact select a part of it.",
+        )
+    entries, folders = place.children("")
+    if {SINK_LOG, INGESTED} & {*folders, *(entry.name for entry in entries)}:
+        raise ConfigurationError(
+            f"{place} is written by Spark, whose log has its files",
+            hint="Use Spark to change it.",
+        )
 
 
 def committed_names(output: Place) -> set[str] | None:

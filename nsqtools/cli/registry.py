@@ -121,6 +121,7 @@ Archives
     schema archive:schema reads Print the columns of JSON bodies as a JSON Schema.
     info archive:info reads List archives with their messages, topics and times.
     compact compact:archive_compact destroys Turn archives and tables into few Parquet files by topic and date, each message once.
+    vacuum vacuum:vacuum destroys Remove old days, replaced files and old log entries of tables.
     $ nsq archive info /var/nsq
     $ nsq archive cat /var/nsq/clicks.*.log.gz
   replay replay:replay changes Publish archived messages again, in order of time.

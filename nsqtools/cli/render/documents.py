@@ -419,6 +419,21 @@ class Compacted(TypedDict):
     misfits: Annotated[int, "Bodies that did not fit their columns."]
 
 
+class VacuumedTable(TypedDict):
+    table: str
+    dropped_files: Annotated[int, "Files of days that were dropped (--drop-older-than)."]
+    dropped_messages: int
+    files: Annotated[int, "Files that were no longer in the table and were deleted."]
+    bytes: Annotated[int, "Size of the deleted files."]
+    log_entries: Annotated[int, "Files of the log that were deleted."]
+
+
+class Vacuumed(TypedDict):
+    """The result of a vacuum, or its plan with --dry-run."""
+
+    tables: list[VacuumedTable]
+
+
 class Ingested(TypedDict):
     """The result of an ingestion."""
 
@@ -609,6 +624,7 @@ DOCUMENTS: dict[str, Any] = {
     "queue-recover": RecoveredDocument,
     "archive-compact": Compacted,
     "archive-compact-plan": CompactionPlan,
+    "archive-vacuum": Vacuumed,
     "spark-compact": Compacted,
     "spark-doctor": list[Finding],
     "spark-ingest": Ingested,

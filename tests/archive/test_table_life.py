@@ -1,0 +1,155 @@
+"""What a table no longer needs goes, what it needs stays, whatever happens on the way."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from plugins.archives import BEGIN_NS, bodies_at, killed_at, write_archive
+from plugins.cli import RunNsq
+from plugins.object_store import Bucket
+
+from nsqtools.archive.compaction import Compaction
+from nsqtools.archive.compaction_jobs import in_parallel
+from nsqtools.archive.compaction_plan import Selection
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.finding import find_archives, find_inputs
+from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.slices import Settings
+from nsqtools.archive.table import convert
+from nsqtools.archive.table_writer import TablePlan
+from nsqtools.archive.vacuum import Vacuum, day_before
+from nsqtools.protocol.frames import WireMessage
+
+DAY_S = 86_400
+BEGIN_S = BEGIN_NS // 10**9
+
+
+def land(archive: Path, output: str, *, delta: bool = True) -> None:
+    plan = TablePlan(output, delta, "h")
+    drafts = archive if archive.is_dir() else archive.parent
+    assert all(not problem for *_, problem, _ in convert(find_archives([archive]), plan, drafts))
+
+
+def write_days(folder: Path, days: int) -> None:
+    """Two archives of the same days: a message of each on each day."""
+    for part in range(2):
+        messages = [
+            [WireMessage(BEGIN_NS + day * DAY_S * 10**9 + part, 1, b"%016x" % part, b"%d" % day)]
+            for day in range(days)
+        ]
+        write_archive(folder / f"{part}.gz", *messages)
+
+
+@pytest.fixture(params=["local", "remote"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> Place:
+    return parse_place(str(tmp_path / "t") if request.param == "local" else f"{bucket.url}/t")
+
+
+def vacuum(place: Place, keep_s: float, now_s: float, drop_s: float | None = None) -> Vacuum:
+    first_day = None if drop_s is None else day_before(now_s, drop_s)
+    vacuum = Vacuum(place, keep_s, now_s, first_day)
+    with vacuum.locked():
+        vacuum.plan()
+        vacuum.run()
+    return vacuum
+
+
+def counts(done: Vacuum) -> tuple[int, int]:
+    return len(done.dropped), len(done.deletable)
+
+
+def test_a_delta_table_loses_only_what_was_removed_for_long(tmp_path: Path, place: Place) -> None:
+    write_days(tmp_path / "a", 3)
+    for archive in sorted((tmp_path / "a").glob("*.gz")):
+        land(archive, str(place))
+    compaction = Compaction(
+        find_inputs([place]), None, Selection(open_days=True), Settings(), is_delta=True
+    )
+    with compaction.locked():
+        compaction.plan()
+        compaction.run(in_parallel(1))
+    # The file of a landing that has not been committed.
+    place.put("topic=clicks/date=2026-09-21/later.parquet", b"PAR1")
+    everything = bodies_at(place.url)
+    now_s = time.time()
+
+    assert counts(vacuum(place, DAY_S, now_s)) == (0, 0)
+    assert len(DeltaTable(place.url, storage_options=place.for_delta_rs()).history()) > 1
+    later = vacuum(place, DAY_S, now_s + 2 * DAY_S)
+    assert counts(later) == (0, 6)
+    assert later.log
+    assert bodies_at(place.url) == everything
+    assert "topic=clicks/date=2026-09-21/later.parquet" in {entry.name for entry in place.list()}
+    land(tmp_path / "a", str(place))  # which the log still knows
+    assert bodies_at(place.url) == everything
+
+    days = vacuum(place, DAY_S, BEGIN_S + 400 * DAY_S, 399 * DAY_S)
+    assert counts(days) == (1, 1)  # By then the file without a commit is old, too.
+    assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
+    # Also by a reader that has only the checkpoint, and by the next writers.
+    assert len(DeltaCatalog(place.url).files()) == 2
+    assert counts(vacuum(place, 0, time.time() + 1)) == (0, 1)
+    assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
+
+
+def test_days_of_a_folder_of_parquet_stay_dropped(tmp_path: Path, place: Place) -> None:
+    write_days(tmp_path / "a", 3)
+    land(tmp_path / "a", str(place), delta=False)
+
+    done = vacuum(place, 0, BEGIN_S + 400 * DAY_S, 399 * DAY_S)
+    assert counts(done) == (2, 0)
+    land(tmp_path / "a", str(place), delta=False)  # as an archiver that was killed before
+    assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
+
+
+STEPS = """
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.place import LocalPlace
+
+around(DeltaCatalog, "commit", "add_checkpoint")
+around(LocalPlace, "put", "delete")
+from nsqtools.cli.main import main
+sys.argv = ["nsq", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(
+    "steps", [(3, 7), pytest.param(range(60), marks=pytest.mark.slow, id="all")]
+)
+def test_a_vacuum_killed_at_any_step_can_be_repeated(
+    tmp_path: Path, delta: bool, steps: tuple[int, ...]
+) -> None:
+    write_days(tmp_path / "a", 2)
+    table = tmp_path / "t"
+    for archive in sorted((tmp_path / "a").glob("*.gz")):
+        land(archive, str(table), delta=delta)
+    command = ["archive", "vacuum", table, "--yes", "--keep", "0s", "--drop-older-than"]
+    command.append(f"{int(time.time() - BEGIN_S - DAY_S)}s")
+    for step in steps:
+        if not killed_at(step, STEPS, *command):
+            break
+        assert bodies_at(table) in ([b"0", b"0", b"1", b"1"], [b"1", b"1"])
+    assert not killed_at(10_000, STEPS, *command)
+    assert bodies_at(table) == [b"1", b"1"]
+    assert not killed_at(10_000, STEPS, *command)
+    assert len(list(table.rglob("[!.]*.parquet"))) == 2 + delta
+
+
+def test_vacuum_asks_shows_its_plan_and_refuses_archives(tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_days(tmp_path / "a", 1)
+    land(tmp_path / "a", str(tmp_path / "t"))
+    for entry in (tmp_path / "t" / "_delta_log").iterdir():
+        os.utime(entry, (0, 0))
+    table = ["archive", "vacuum", str(tmp_path / "t")]
+    assert "no terminal to ask on" in run_nsq(table).err
+    plan = run_nsq([*table, "--dry-run", "--json", "--keep", "1d"])
+    assert b'"log_entries": 2' in plan.out
+    assert run_nsq([*table, "--yes"]).status == 0
+    assert bodies_at(tmp_path / "t") == [b"0", b"0"]
+    refused = run_nsq(["archive", "vacuum", str(tmp_path / "a"), "--yes"])
+    assert (refused.status, "is no table" in refused.err) == (2, True)
