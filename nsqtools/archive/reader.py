@@ -491,20 +491,26 @@ def why_unfinished(archive: ArchiveFile) -> str:
     return MAY_HAVE_WRITER
 
 
-def _refuse_written(archive: ArchiveFile) -> None:
-    """Raise `OutputError` if a program may have the file open for writing.
+def why_written(archive: ArchiveFile) -> str:
+    """Return why a program may have the file open for writing, "" if none has.
 
-    It would continue to write to the damaged file. A program that opens the file after the repair
-    gets the new one.
+    It would continue to write to a file that was replaced. A program that opens the file later gets
+    the new one. Raises ``OSError``.
     """
-    writer = has_writer(archive.path)
+    writer = None if archive.is_remote else has_writer(archive.path)
     is_indexed = archive.members is not None and archive.size() <= end_of(archive.members)
-    if writer is False or (writer is None and is_indexed):
-        return
-    raise OutputError(
-        f"cannot repair {archive.shown} ({HAS_WRITER if writer else MAY_HAVE_WRITER})",
-        hint="Stop what writes it, or repair a copy of it on a local disk.",
-    )
+    if writer is False or (writer is None and (is_indexed or archive.is_remote)):
+        return ""
+    return HAS_WRITER if writer else MAY_HAVE_WRITER
+
+
+def _refuse_written(archive: ArchiveFile) -> None:
+    """Raise `OutputError` if a program may have the file open for writing."""
+    if reason := why_written(archive):
+        raise OutputError(
+            f"cannot repair {archive.shown} ({reason})",
+            hint="Stop what writes it, or repair a copy of it on a local disk.",
+        )
 
 
 def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
@@ -525,20 +531,11 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         archive = max(variants, key=lambda variant: sum(map(len, _readable(variant, delimiter))))
     with translating_errors("repair", path), temporary_path(path) as draft:
         with archive.open() as file:
-            begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
-        members: list[Member] = []
+            codec, status = codec_at(file), os.fstat(file.fileno())
         remove_temporaries(path.parent, time.time() - ABANDONED_AFTER_S)
         with os.fdopen(os.open(draft, NEW | os.O_RDWR), "w+b") as copy:
             make_alike(copy.fileno(), status)
-            for text in _readable(archive, delimiter):
-                compressor = begin_member()
-                copy.write(compressor.compress(text) + compressor.flush())
-                tally = Tally(set())
-                tally.count(text)
-                member = tally.member(end_of(members), copy.tell())
-                members.append(member._replace(messages=text.count(delimiter)))
-            copy.flush()
-            os.fsync(copy.fileno())
+            members = write_members(copy, codec, _readable(archive, delimiter), delimiter)
         # The open fails if the file has been replaced in the meantime, as by a second repair.
         archive.open().close()
         _refuse_written(archive)
@@ -548,6 +545,23 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         total = total_of(members).encode() if members else b""
         replace_file(index_of(path), Index(archive.head, members).encode() + total, status)
     return total_of(members).messages
+
+
+def write_members(
+    copy: BinaryIO, codec: Codec, texts: Iterable[bytes], delimiter: bytes
+) -> list[Member]:
+    """Write each text as a member, durably, and return the members. Raises ``OSError``."""
+    begin_member, members = members_of(codec), list[Member]()
+    for text in texts:
+        compressor = begin_member()
+        copy.write(compressor.compress(text) + compressor.flush())
+        tally = Tally(set())
+        tally.count(text)
+        member = tally.member(end_of(members), copy.tell())
+        members.append(member._replace(messages=text.count(delimiter)))
+    copy.flush()
+    os.fsync(copy.fileno())
+    return members
 
 
 def _keep_damaged(path: Path) -> None:

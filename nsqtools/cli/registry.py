@@ -122,6 +122,7 @@ Archives
     info archive:info reads List archives with their messages, topics and times.
     compact compact:archive_compact destroys Turn archives and tables into few Parquet files by topic and date, each message once.
     vacuum vacuum:vacuum destroys Remove old days, replaced files and old log entries of tables.
+    erase erase:erase destroys Erase messages from archives and tables, and verify that they are gone.
     $ nsq archive info /var/nsq
     $ nsq archive cat /var/nsq/clicks.*.log.gz
   replay replay:replay changes Publish archived messages again, in order of time.

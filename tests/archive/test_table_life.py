@@ -15,13 +15,16 @@ from nsqtools.archive.compaction_jobs import in_parallel
 from nsqtools.archive.compaction_plan import Selection
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives, find_inputs
+from nsqtools.archive.layout import Head, index_of, part_of
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.reader import verify
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import convert
 from nsqtools.archive.table_writer import TablePlan
 from nsqtools.archive.vacuum import Vacuum, day_before
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import encode_many
 
 DAY_S = 86_400
 BEGIN_S = BEGIN_NS // 10**9
@@ -153,3 +156,112 @@ def test_vacuum_asks_shows_its_plan_and_refuses_archives(tmp_path: Path, run_nsq
     assert bodies_at(tmp_path / "t") == [b"0", b"0"]
     refused = run_nsq(["archive", "vacuum", str(tmp_path / "a"), "--yes"])
     assert (refused.status, "is no table" in refused.err) == (2, True)
+
+
+# -- erasure ------------------------------------------------------------------------------------
+
+
+def users(*numbers: int) -> list[WireMessage]:
+    return [
+        WireMessage(BEGIN_NS + n * 10**9, 1, b"%016x" % n, b'{"user": %d}' % (n % 5))
+        for n in numbers
+    ]
+
+
+def make_places(folder: Path) -> list[Path]:
+    """The same messages as archives of several kinds, a folder of Parquet and a Delta table."""
+    archives, places = folder / "a", [folder / name for name in ("a", "parquet", "delta")]
+    first, second = users(*range(2, 12)), users(*range(12, 20))
+    write_archive(archives / "x.log.gz", first, second, head=Head("a" * 32, 1))
+    (archives / "plain.log").write_bytes(encode_many("clicks", "n:1", users(2, 4)))
+    (archives / "bare.txt").write_bytes(b'{"user": 2}\n{"user": 3}\n')
+    for place in places[1:]:
+        land(archives / "x.log.gz", str(place), delta=place.name == "delta")
+    return places
+
+
+ERASE = ["archive", "erase", "--where", ".user == 2", "--yes"]
+ERASURE_STEPS = """
+from nsqtools.archive import erasure
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.place import LocalPlace
+
+around(erasure, "_finish_archive", "_put_alike", "publish_file")
+around(DeltaCatalog, "commit", "add_checkpoint")
+around(LocalPlace, "put", "delete", "move")
+from nsqtools.cli.main import main
+sys.argv = ["nsq", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "steps", [(1, 9, 20), pytest.param(range(90), marks=pytest.mark.slow, id="all")]
+)
+def test_an_erasure_killed_at_any_step_is_repeated_and_keeps_all_others(
+    tmp_path: Path, steps: tuple[int, ...]
+) -> None:
+    places = make_places(tmp_path)
+    before = [bodies_at(place) for place in places]
+    others = [[body for body in bodies if b"2" not in body] for bodies in before]
+    inode = (tmp_path / "a" / "x.log.gz").stat().st_ino
+    for step in steps:
+        if not killed_at(step, ERASURE_STEPS, *ERASE, *places):
+            break
+    assert not killed_at(10_000, ERASURE_STEPS, *ERASE, *places)
+
+    assert [bodies_at(place) for place in places] == others
+    [archive] = find_archives([tmp_path / "a" / "x.log.gz"])
+    assert archive.head is not None
+    assert verify(archive, lambda *problem: pytest.fail(str(problem))) == 14
+    assert (tmp_path / "a" / "x.log.gz").stat().st_ino != inode
+    # Nothing of earlier versions is left, and no landing brings it back.
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2 + 1  # files, and the checkpoint
+    assert not list(tmp_path.rglob("*.erase"))
+    for place in places[1:]:
+        list(convert(find_archives([archive.path]), plan_of(place), tmp_path))
+    assert [bodies_at(place) for place in places] == others
+
+
+def plan_of(place: Path) -> TablePlan:
+    return TablePlan(str(place), place.name == "delta", "h")
+
+
+def test_messages_are_erased_from_a_bucket(tmp_path: Path, bucket: Bucket, run_nsq: RunNsq) -> None:
+    archive, *_ = make_places(tmp_path)
+    for path in (archive / "x.log.gz", index_of(archive / "x.log.gz")):
+        bucket.storage.put_file(f"a/{path.name}", path)
+    places = [f"{bucket.url}/{name}" for name in ("a", "parquet", "delta")]
+    for place in places[1:]:
+        land(archive / "x.log.gz", place, delta=place.endswith("delta"))
+    before = bodies_at(places[0])
+
+    result = run_nsq([*ERASE, *places])
+    assert (result.status, b"12 messages erased of" in result.err.encode()) == (0, True)
+    for place in places:
+        assert bodies_at(place) == [body for body in before if b"2" not in body]
+    assert len([name for name in bucket.names() if name.endswith(".parquet")]) == 3
+
+
+def test_nothing_is_erased_unless_all_can_be_judged(tmp_path: Path, run_nsq: RunNsq) -> None:
+    archive, *_ = make_places(tmp_path)
+    everything = bodies_at(archive)
+    assert "no terminal to ask on" in run_nsq([*ERASE[:-1], str(archive)]).err
+    odd = archive / "odd.log"
+    odd.write_bytes(encode_many("orders", "n:1", [WireMessage(1, 1, b"%016x" % 1, b"no JSON")]))
+    refused = run_nsq([*ERASE, str(archive)])
+    assert (refused.status, f"cannot judge message 1 {1:016x} of {odd}" in refused.err) == (
+        1,
+        True,
+    )
+    odd.unlink()
+    assert bodies_at(archive) == everything
+
+    part = part_of(archive / "now.log")
+    part.write_bytes(encode_many("clicks", "n:1", users(7)))
+    index_of(archive / "now.log").write_bytes(b"0 %d 1 1 1\n" % part.stat().st_size)
+    (archive / ".x.log.gz.damaged").write_bytes(b"x")
+    partly = run_nsq([*ERASE, str(archive)])
+    assert partly.status == 6
+    assert f"{part} keeps messages: it is in progress" in partly.err
+    assert ".x.log.gz.damaged keeps messages: a copy" in partly.err

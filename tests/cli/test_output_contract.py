@@ -18,7 +18,7 @@ from nsqtools.cli.render.documents import DOCUMENTS
 
 # in tests of their own, or as others
 ELSEWHERE = re.compile(
-    "message|error|to-http|to-exec|check|archive compact.*|"
+    "message|error|to-http|to-exec|check|archive compact.*|archive erase|archive vacuum|"
     "(authd|bench|queue|schedule|spark|topology) .*"
 )
 NO_SCHEMA = {"spark sql": "its columns are those of the query"}

@@ -434,6 +434,21 @@ class Vacuumed(TypedDict):
     tables: list[VacuumedTable]
 
 
+class ErasedFile(TypedDict):
+    file: str
+    messages: int
+    erased: Annotated[int, "Messages that were erased, or match with --dry-run."]
+
+
+class Erased(TypedDict):
+    """The result of an erasure, or its plan with --dry-run."""
+
+    messages: Annotated[int, "Messages in all files, after the erasure."]
+    erased: int
+    files: list[ErasedFile]
+    unreachable: Annotated[dict[str, str], "Files that keep messages, or may, with the reasons."]
+
+
 class Ingested(TypedDict):
     """The result of an ingestion."""
 
@@ -625,6 +640,7 @@ DOCUMENTS: dict[str, Any] = {
     "archive-compact": Compacted,
     "archive-compact-plan": CompactionPlan,
     "archive-vacuum": Vacuumed,
+    "archive-erase": Erased,
     "spark-compact": Compacted,
     "spark-doctor": list[Finding],
     "spark-ingest": Ingested,

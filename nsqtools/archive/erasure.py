@@ -1,0 +1,350 @@
+"""Erase messages from archives and tables, and verify that they are gone.
+
+All messages are judged before anything changes. Then each file with a match is written again
+without it:
+
+    an archive               the file is replaced as a whole, then its index and manifest. A record
+                             next to it, ``.NAME.erase``, has these until they are stored, so that
+                             the next run stores them after a kill
+    a folder of Parquet      `replacements`
+    a Delta table            one commit. Then the history of the table is deleted, also the files
+                             that an earlier run or a compaction removed
+
+The first time in the index of an archive stays, because it belongs to the identity of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import uuid4
+
+import pyarrow
+from pyarrow import parquet as arrow_parquet
+
+from nsqtools.archive.delta import DeltaCatalog, TableFile
+from nsqtools.archive.finding import ArchiveFile, Inputs, check_whole_folder, find_archives
+from nsqtools.archive.form import LineKind
+from nsqtools.archive.layout import INDEX, MANIFEST, Index, Member, hidden_name, is_hidden, total_of
+from nsqtools.archive.members import codec_at
+from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
+from nsqtools.archive.place import Place, hash_of, translating_errors
+from nsqtools.archive.reader import (
+    form_of,
+    read_lines,
+    read_messages,
+    why_written,
+    write_members,
+)
+from nsqtools.archive.replacements import (
+    NOTES,
+    STAGING,
+    Staged,
+    finish_replacements,
+    replace_files,
+)
+from nsqtools.archive.slices import draft_for, publish_file
+from nsqtools.archive.vacuum import Vacuum
+from nsqtools.errors import NsqError, OutputError
+from nsqtools.files.durable import NEW, make_alike, replace_file, sync_folder, temporary_path
+from nsqtools.files.scratch import scratch_directory
+from nsqtools.records.envelope import Envelope
+
+RECORD = ".erase"
+COPIES = (".damaged", ".bad")
+"""Endings of files that repairs and nsqd keep, and that no reader lists."""
+LINES_PER_MEMBER = 10_000
+
+
+@dataclass(slots=True)
+class Matches:
+    """A file with messages to erase: their numbers in the file, and the number of all."""
+
+    archive: ArchiveFile
+    rows: set[int]
+    messages: int
+
+
+@dataclass(slots=True)
+class Erasure:
+    """One erasure: call `plan` and `run` while it is `locked`. Methods raise `NsqError`.
+
+    ``is_match`` raises ``ValueError`` for a message that it cannot judge.
+    """
+
+    inputs: Inputs
+    is_match: Callable[[Envelope], bool]
+    delimiter: bytes = b"\n"
+    matches: list[Matches] = field(default_factory=list)
+    messages: int = 0
+    unreachable: dict[str, str] = field(default_factory=dict)
+    """Files that keep messages, or may, and the reasons."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the tables, and finish what a killed run began."""
+        with ExitStack() as locks:
+            for place in (*self.inputs.delta, *self.inputs.parquet):
+                locks.enter_context(place.lock(f"{NOTES}/lock"))
+                with translating_errors("use", place):
+                    finish_replacements(place)
+            for place in self.inputs.archives:
+                with translating_errors("use", place):
+                    _finish_archives(place)
+            yield
+
+    def plan(self) -> None:
+        """Judge all messages.
+
+        Raises `NsqError` for a message that cannot be judged, and for a damaged file.
+        """
+        for place in self.inputs.parquet:
+            with translating_errors("read", place):
+                check_whole_folder(place)
+        for place in self.inputs.delta:
+            DeltaCatalog(str(place)).check_writable(removes=True)
+        for place in self.inputs.archives:
+            with translating_errors("read", place):
+                for entry in place.list() if place.may_be_folder() else ():
+                    if entry.name.endswith(COPIES):
+                        self.unreachable[str(place / entry.name)] = "a copy that is not read"
+        self.matches, self.messages = [], 0
+        for archive in find_archives([str(place) for place in self.inputs.places]):
+            matches = self._judge(archive)
+            self.messages += matches.messages
+            if not matches.rows:
+                continue
+            if reason := self._why_unreachable(archive):
+                self.unreachable[archive.shown] = reason
+            else:
+                self.matches.append(matches)
+
+    def _judge(self, archive: ArchiveFile) -> Matches:
+        rows, count = set[int](), 0
+        for message in read_messages(archive, _refuse_damage, delimiter=self.delimiter):
+            try:
+                if self.is_match(message):
+                    rows.add(count)
+            except ValueError as exc:
+                name = f"message {count + 1} {message.id.decode('latin-1')}".rstrip()
+                raise NsqError(
+                    f"cannot judge {name} of {archive.shown}: {exc}",
+                    hint="Nothing was erased. Select topics with --topic, or write a --where that "
+                    "can judge it.",
+                ) from None
+            count += 1
+        return Matches(archive, rows, count)
+
+    def _why_unreachable(self, archive: ArchiveFile) -> str:
+        if archive.is_in_progress:
+            return "it is in progress: run it again when it is finished"
+        if archive.table is None:
+            with translating_errors("read", archive.shown):
+                return why_written(archive)
+        if archive.storage.absolute() not in (*self.inputs.delta, *self.inputs.parquet):
+            return "it is a part of a table, or Parquet among archives: give the table"
+        return ""
+
+    def run(self) -> None:
+        """Erase, delete the history of Delta tables, and verify.
+
+        Raises `OutputError` if messages to erase are left.
+        """
+        expected = self.messages - sum(len(matches.rows) for matches in self.matches)
+        by_place: dict[Place, list[Matches]] = {}
+        for matches in self.matches:
+            by_place.setdefault(matches.archive.storage.absolute(), []).append(matches)
+        for place, group in by_place.items():
+            with translating_errors("erase from", place):
+                if place in self.inputs.delta:
+                    _erase_from_delta(place, group)
+                elif place in self.inputs.parquet:
+                    _erase_from_folder(place, group)
+                else:
+                    for matches in group:
+                        self._erase_from_archive(matches)
+        for place in self.inputs.delta:
+            # A second of the future, so that all that was just removed is in the past.
+            vacuum = Vacuum(place, 0, time.time() + 1)
+            vacuum.plan()
+            vacuum.run()
+        erased = self.matches
+        self.plan()
+        remaining, self.matches = self.matches, erased
+        if remaining or self.messages < expected:
+            raise OutputError(
+                f"{sum(len(m.rows) for m in remaining)} messages to erase and {self.messages} of "
+                f"{expected} others are there now",
+                hint="Did a program write at the same time? Run it again.",
+            )
+
+    def _erase_from_archive(self, matches: Matches) -> None:
+        archive = matches.archive
+        place, name = archive.storage, archive.name
+        if len(matches.rows) == matches.messages:
+            for path in (name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)):
+                place.delete(path)
+            return
+        if place.is_remote:
+            with scratch_directory("nsq-erase-") as folder:
+                draft = folder / "draft"
+                self._write(matches, draft)
+                place.verify(name, draft, place.put_file(name, draft))
+        else:
+            with temporary_path(archive.path) as draft:
+                self._write(matches, draft)
+                # The open fails if the file has been replaced in the meantime.
+                archive.open().close()
+                draft.rename(archive.path)
+                sync_folder(archive.path.parent)
+        _finish_archive(place, name)
+
+    def _write(self, matches: Matches, draft: Path) -> None:
+        """Write an archive without the matches, and the record of its index and manifest."""
+        archive = matches.archive
+        is_bare = form_of(archive).kind is LineKind.bodies
+        delimiter = self.delimiter if is_bare else b"\n"
+        texts = _texts_without(archive, matches.rows, delimiter)
+        with archive.open() as file, os.fdopen(os.open(draft, NEW | os.O_RDWR), "w+b") as copy:
+            if not archive.is_remote:
+                make_alike(copy.fileno(), os.fstat(file.fileno()))
+            members = write_members(copy, codec_at(file), texts, delimiter)
+        if archive.members and members:
+            members[0] = members[0]._replace(min_ts=archive.members[0].min_ts)
+        record: dict[str, Any] = {"sha256": hash_of(draft), "index": None}
+        if archive.members is not None:
+            index = Index(archive.head, members).encode() + total_of(members).encode()
+            record |= {"index": index.decode(), "totals": _totals(members, draft, index)}
+        archive.storage.put(hidden_name(archive.name, RECORD), json.dumps(record).encode())
+
+
+def _texts_without(archive: ArchiveFile, rows: set[int], delimiter: bytes) -> Iterator[bytes]:
+    number, pending = 0, list[bytes]()
+    for lines in read_lines(archive, _refuse_damage, delimiter=delimiter):
+        for line in lines:
+            if number not in rows:
+                pending.append(line)
+            number += 1
+        if len(pending) >= LINES_PER_MEMBER:
+            yield delimiter.join([*pending, b""])
+            pending = []
+    if pending:
+        yield delimiter.join([*pending, b""])
+
+
+def _totals(members: list[Member], draft: Path, index: bytes) -> dict[str, Any]:
+    """Return the fields of a manifest that change."""
+    total = total_of(members)
+    return {
+        "size": draft.stat().st_size,
+        "sha256": hash_of(draft),
+        "index_sha256": hashlib.sha256(index).hexdigest(),
+        "messages": total.messages,
+        "min_ts": total.min_ts or None,
+        "max_ts": total.max_ts or None,
+    }
+
+
+def _finish_archives(place: Place) -> None:
+    if not place.may_be_folder():
+        _finish_archive(place.parent, place.name)
+        return
+    for entry in place.list():
+        folder, slash, base = entry.name.rpartition("/")
+        if is_hidden(base, RECORD):
+            _finish_archive(place, f"{folder}{slash}{base[1 : -len(RECORD)]}")
+
+
+def _finish_archive(place: Place, name: str) -> None:
+    """Store the index and manifest of an archive that was replaced, by its record."""
+    if (record := place.read_json(hidden_name(name, RECORD))) is None:
+        return
+    with suppress(FileNotFoundError):
+        is_replaced = place.digest(name, place.stat(name).size) == record["sha256"]
+        if is_replaced and record["index"] is not None:
+            _put_alike(place, name, INDEX, record["index"].encode())
+            manifest = place.read_json(hidden_name(name, MANIFEST))
+            if manifest is not None:
+                data = json.dumps(manifest | record["totals"], indent=1).encode() + b"\n"
+                _put_alike(place, name, MANIFEST, data)
+    place.delete(hidden_name(name, RECORD))
+
+
+def _put_alike(place: Place, name: str, suffix: str, data: bytes) -> None:
+    """Store a hidden file of an archive, on a disk with the owner and the mode of the archive."""
+    hidden = hidden_name(name, suffix)
+    if place.is_remote:
+        place.put(hidden, data)
+    else:
+        replace_file(place.path / hidden, data, (place.path / name).stat())
+
+
+def _refuse_damage(shown: str, problem: str) -> None:
+    raise OutputError(
+        f"cannot read {shown}: {problem}",
+        hint="Nothing was erased. Repair it first: nsq archive repair.",
+    )
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def _erase_from_delta(place: Place, group: Sequence[Matches]) -> None:
+    adds, removes = [], []
+    for matches in group:
+        with _written(place, matches) as (draft, file):
+            if file is not None:
+                publish_file(draft, place, file.path)
+                adds.append(file)
+        assert matches.archive.table is not None
+        removes.append(matches.archive.table)
+    app_id = f"nsq-erase-{uuid4().hex}"
+    DeltaCatalog(str(place)).commit(adds, removes, app_id=app_id, number=1)
+
+
+def _erase_from_folder(place: Place, group: Sequence[Matches]) -> None:
+    for matches in group:
+        staged: dict[str, Staged] = {}
+        with _written(place, matches) as (draft, file):
+            if file is not None:
+                name = f"{STAGING}/{PurePosixPath(file.path).name}"
+                manifest = manifest_of(file, draft).decode()
+                staged[file.path] = Staged(name, file.bytes, manifest)
+                publish_file(draft, place, name)
+        replace_files(place, staged, {matches.archive.name: matches.messages})
+
+
+@contextmanager
+def _written(place: Place, matches: Matches) -> Iterator[tuple[Path, TableFile | None]]:
+    """Write a Parquet file without the matches; yield its path, and None if no row is left."""
+    archive = matches.archive
+    assert archive.table is not None
+    with draft_for(place) as draft:
+        if len(matches.rows) == matches.messages:
+            yield draft, None
+            return
+        with archive.open() as source, arrow_parquet.ParquetFile(source) as opened:
+            schema = opened.schema_arrow.remove_metadata()
+        with archive.open() as source, ParquetWriter(draft, schema) as writer:
+            for batch in _without(read(source), matches.rows):
+                writer.add(batch)
+            file = writer.close()
+        identity = repr((archive.name, sorted(matches.rows)))
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:20]
+        name = str(PurePosixPath(archive.name).with_name(f"erased-{digest}.parquet"))
+        yield draft, replace(file, path=name, partition=archive.table.partition)
+
+
+def _without(batches: Iterable[Any], rows: set[int]) -> Iterator[Any]:
+    begin = 0
+    for batch in batches:
+        mask = [begin + offset not in rows for offset in range(batch.num_rows)]
+        begin += batch.num_rows
+        yield batch.filter(pyarrow.array(mask, pyarrow.bool_()))
