@@ -229,7 +229,7 @@ async def list_in_steps(items: Iterable[T]) -> list[T]:
 
 async def page_in_steps(lines: Iterable[str]) -> bytes:
     """Return the lines as one page, each with a final newline."""
-    return b"".join(await list_in_steps(f"{line}\n".encode() for line in lines))
+    return "\n".join([*await list_in_steps(lines), ""]).encode()
 
 
 def free_in_steps(dropped: deque[Any] | list[Any]) -> None:

@@ -129,21 +129,31 @@ def stats_lines(stats: NsqdStats, start_ns: int) -> Iterator[str]:
         for name, value in stats.memory.items():
             yield f"   {name:<25}\t{value}"
     yield from ("", "Topics:" if stats.topics else "Topics: None")
+    now_s = now_ns // 1_000_000_000
     for index, topic in enumerate(stats.topics or ()):
-        if index:
-            yield ""
-        yield from _topic(topic, now_ns // 1_000_000_000)
+        yield from _topic(topic, now_s, "\n" if index else "")
     yield from ("", "Producers:" if stats.producers else "Producers: None")
     for client in stats.producers or ():
-        yield "   " + _client(client, now_ns // 1_000_000_000)
+        yield "   " + _client(client, now_s)
 
 
-def _topic(topic: TopicStats, now_s: int) -> Iterator[str]:
-    prefix = "*P " if topic.paused else "   "
-    yield (
-        f"{prefix}[{topic.topic_name:<15}] depth: {topic.depth:<5} "
-        f"be-depth: {topic.backend_depth:<5} msgs: {topic.message_count:<8} "
-        f"e2e%: {_latency(topic.e2e_processing_latency)}"
+# The operator % takes two thirds of the time of an f-string with widths.
+_TOPIC_LINE = "%s%s[%-15s] depth: %-5d be-depth: %-5d msgs: %-8d e2e%%: %s"
+_CHANNEL_LINE = (
+    "%s[%-25s] depth: %-5d be-depth: %-5d inflt: %-4d def: %-4d re-q: %-5d timeout: %-5d "
+    "msgs: %-8d e2e%%: %s"
+)
+
+
+def _topic(topic: TopicStats, now_s: int, separator: str) -> Iterator[str]:
+    yield _TOPIC_LINE % (
+        separator,
+        "*P " if topic.paused else "   ",
+        topic.topic_name,
+        topic.depth,
+        topic.backend_depth,
+        topic.message_count,
+        _latency(topic.e2e_processing_latency),
     )
     for channel in topic.channels:
         yield _channel(channel)
@@ -153,12 +163,17 @@ def _topic(topic: TopicStats, now_s: int) -> Iterator[str]:
 
 def _channel(channel: ChannelStats) -> str:
     prefix = "   *P " if channel.paused else "      "
-    return (
-        f"{prefix}[{channel.channel_name:<25}] depth: {channel.depth:<5} "
-        f"be-depth: {channel.backend_depth:<5} inflt: {channel.in_flight_count:<4} "
-        f"def: {channel.deferred_count:<4} re-q: {channel.requeue_count:<5} "
-        f"timeout: {channel.timeout_count:<5} msgs: {channel.message_count:<8} "
-        f"e2e%: {_latency(channel.e2e_processing_latency)}"
+    return _CHANNEL_LINE % (
+        prefix,
+        channel.channel_name,
+        channel.depth,
+        channel.backend_depth,
+        channel.in_flight_count,
+        channel.deferred_count,
+        channel.requeue_count,
+        channel.timeout_count,
+        channel.message_count,
+        _latency(channel.e2e_processing_latency),
     )
 
 
@@ -179,7 +194,8 @@ def _client(client: ClientStats, now_s: int) -> str:
 
 
 def _latency(latency: LatencyStats) -> str:
-    return ", ".join(_with_unit(value) for _, value in latency.percentiles or ())
+    percentiles = latency.percentiles
+    return ", ".join([_with_unit(value) for _, value in percentiles]) if percentiles else ""
 
 
 def _with_unit(nanoseconds: float) -> str:
@@ -189,6 +205,7 @@ def _with_unit(nanoseconds: float) -> str:
     return f"{nanoseconds:.1f}ns"
 
 
+_CHANNELS_AT_ONCE = 20  # between looks at the clock
 Consumers = dict[Channel, list[ClientStats]]
 _by_name = attrgetter("name")
 
@@ -215,7 +232,9 @@ async def gather_stats(
             if client.publishing.counts:
                 producers.append(stats)
         named = [item for item in selected if not channel or channel in item.channels]
-        topics = tuple(filter(None, await list_in_steps(_topics_stats(named, channel, consumers))))
+        tracks_latency = bool(nsqd.options.e2e_processing_latency_percentile)
+        items = _topics_stats(named, channel, consumers, tracks_latency=tracks_latency)
+        topics = tuple(filter(None, await list_in_steps(items)))
     return NsqdStats(
         version=NSQ_VERSION,
         health=nsqd.health.text,
@@ -227,38 +246,45 @@ async def gather_stats(
 
 
 def _topics_stats(
-    topics: Iterable[Topic], channel: str, consumers: Consumers | None
+    topics: Iterable[Topic], channel: str, consumers: Consumers | None, *, tracks_latency: bool
 ) -> Iterator[TopicStats | None]:
-    """Yield the statistics of topics, and None after each channel of a topic."""
+    """Yield the statistics of topics, and None after several channels of a topic."""
     for topic in topics:
-        selected = sorted(topic.channels.values(), key=_by_name)
+        selected = list(topic.channels.values())
+        if len(selected) > 1:
+            selected.sort(key=_by_name)
         channels: list[ChannelStats] = []
         for candidate in selected:
             if candidate.name == channel or not channel:
                 channels.append(_channel_stats(candidate, consumers))
-                yield None
+                if not len(channels) % _CHANNELS_AT_ONCE:
+                    yield None
+        depth, disk_depth = topic.backlog.depths()
         yield TopicStats(
             topic_name=topic.name,
             channels=tuple(channels),
-            depth=topic.depth,
-            backend_depth=topic.backlog.disk_depth,
+            depth=depth + topic.deferred_count,
+            backend_depth=disk_depth,
             message_count=topic.message_count,
             message_bytes=topic.message_bytes,
             paused=topic.is_paused,
             e2e_processing_latency=latency_stats(
                 [item.latency for item in selected if item.latency is not None]
-            ),
+            )
+            if tracks_latency
+            else NO_LATENCY,
         )
 
 
 def _channel_stats(channel: Channel, consumers: Consumers | None) -> ChannelStats:
-    latency = channel.latency
+    latency, backlog = channel.latency, channel.backlog
+    depth, disk_depth = backlog.depths()
     return ChannelStats(
         channel_name=channel.name,
-        depth=len(channel.backlog),
-        backend_depth=channel.backlog.disk_depth,
+        depth=depth,
+        backend_depth=disk_depth,
         in_flight_count=channel.in_flight_count,
-        deferred_count=channel.backlog.deferred_count,
+        deferred_count=backlog.deferred_count,
         message_count=channel.message_count,
         requeue_count=channel.requeue_count,
         timeout_count=channel.timeout_count,

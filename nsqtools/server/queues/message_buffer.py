@@ -151,6 +151,11 @@ class QueueBacklog:
     def __len__(self) -> int:
         return self._memory.count + self.disk_depth
 
+    def depths(self) -> tuple[int, int]:
+        """Return the number of messages, and how many of them are on disk."""
+        disk_depth = self.disk_depth
+        return self._memory.count + disk_depth, disk_depth
+
     @property
     def disk_depth(self) -> int:
         """The number of messages on disk."""

@@ -69,7 +69,12 @@ class Topic:
     @property
     def depth(self) -> int:
         """The number of messages in the topic itself."""
-        return len(self.backlog) + len(self._deferred) + self.backlog.deferred_count
+        return len(self.backlog) + self.deferred_count
+
+    @property
+    def deferred_count(self) -> int:
+        """The number of messages in the topic itself that are not due."""
+        return len(self._deferred) + self.backlog.deferred_count
 
     @property
     def _flows(self) -> bool:
