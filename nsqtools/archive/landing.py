@@ -35,7 +35,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -58,6 +58,7 @@ from nsqtools.archive.upload import (
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import closing_fd, locked, open_own, open_to_write, refuse_planted
+from nsqtools.protocol.text import NS
 from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
@@ -76,13 +77,18 @@ MAX_FIELDS_LOGGED = 5
 class Landed(NamedTuple):
     """The result of a batch.
 
-    ``places`` are the paths or URLs of new files, ``refused`` has the logs that cannot land with
+    ``files`` are the new files, with paths or URLs, ``refused`` has the logs that cannot land with
     their reasons, and ``unfit`` counts the bodies and fields that did not fit the columns.
     """
 
-    places: list[str]
+    files: list[TableFile]
     refused: dict[Path, str]
     unfit: Unfit
+
+    @property
+    def places(self) -> list[str]:
+        """The paths or URLs of the new files."""
+        return [file.path for file in self.files]
 
 
 class Lander:
@@ -155,7 +161,7 @@ class Lander:
                 refused[path] = str(exc.strerror)
         return drafts, logs, refused
 
-    def _finish(self, state: dict[str, Any], tables: Tables) -> list[str]:
+    def _finish(self, state: dict[str, Any], tables: Tables) -> list[TableFile]:
         """Carry out the recorded intent. Each step can be repeated."""
         intent = state["intent"]
         if intent is None:
@@ -167,7 +173,8 @@ class Lander:
             table.plan.check_table()
             number = intent["numbers"][table.plan.url] if "numbers" in intent else state["number"]
             table.commit(of_table, state["app"], number)
-            landed += [str(table.storage / draft.file.path) for draft in of_table]
+            files = (draft.file for draft in of_table)
+            landed += [replace(file, path=str(table.storage / file.path)) for file in files]
         for path in map(Path, intent["logs"]):
             replace_file(uploaded_of(path), UploadRecord(self._plan.url, state["app"]).encode())
             path.unlink(missing_ok=True)
@@ -250,11 +257,24 @@ class Landings(Uploads):
         # Started for the first batch.
         self._process: subprocess.Popen[bytes] | None = None
         self._on_landed = on_landed
+        self._landed: dict[str, tuple[int, int]] = {}
 
     def metrics(self) -> Sequence[Metric]:
         misfits, fields = self.totals.misfits, len(self.totals.without_column)
+        landed = dict(self._landed)
+        times = [({"topic": topic}, time_ns / NS) for topic, (_, time_ns) in landed.items()]
         return [
             *super().metrics(),
+            metric_of(
+                "nsq_table_rows_total",
+                "Rows that this process has landed.",
+                [({"topic": topic}, rows) for topic, (rows, _) in landed.items()],
+            ),
+            metric_of(
+                "nsq_table_newest_timestamp_seconds",
+                "Time of the newest message that this process has landed, by nsqd's clock.",
+                times,
+            ),
             metric_of(
                 "nsq_to_file_body_misfits_total",
                 "Bodies that did not fit their columns.",
@@ -266,6 +286,12 @@ class Landings(Uploads):
                 [({}, fields)],
             ),
         ]
+
+    def _count_landed(self, file: TableFile) -> None:
+        topic = str(file.partition["topic"])
+        rows, newest_ns = self._landed.get(topic, (0, 0))
+        newest_ns = max(newest_ns, file.max_ts_ns or 0)
+        self._landed[topic] = rows + (file.rows or 0), newest_ns
 
     def _count_unfit(self, unfit: Unfit) -> None:
         self.totals.misfits += unfit.bodies
@@ -324,7 +350,8 @@ class Landings(Uploads):
             state = _read_state(self._plan.directory)
             # The logs of the intent may have been removed, so `put` does not find them.
             if state and state["intent"] is not None:
-                self._land([])
+                for file in self._land([]).files:
+                    self._count_landed(file)
         except Exception as exc:
             log.warning("cannot finish the landing of an earlier run (%s)", exc)
         while first := self._next():
@@ -337,9 +364,10 @@ class Landings(Uploads):
                 self._retry_later(first, exc)
                 continue
             self._count_unfit(landed.unfit)
-            for place in landed.places:
-                log.info("landed %s", place)
-                self._on_landed(place)
+            for file in landed.files:
+                self._count_landed(file)
+                log.info("landed %s", file.path)
+                self._on_landed(file.path)
             for path in batch:
                 if reason := landed.refused.get(path):
                     log.error("%s does not land: %s; it stays where it is", path, reason)

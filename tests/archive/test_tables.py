@@ -44,6 +44,7 @@ from nsqtools.archive.table_writer import _TIMES, TablePlan
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
+from nsqtools.records.prometheus import encode_metrics
 
 BASE_NS = 1_700_000_000_000_000_123
 MESSAGES = [WireMessage(BASE_NS + n * 1000, n + 1, b"%016d" % n, b"body %d" % n) for n in range(5)]
@@ -567,6 +568,18 @@ def test_a_landing_that_babbles_is_ended_and_names_what_was_written_down_and_is_
         with pytest.raises(OutputError, match=r"cannot read \S+/state\.json"):
             landings._land([])
     landings.close()
+
+
+def test_metrics_have_the_rows_and_the_newest_time_of_each_topic(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    write_archive(logs / "a.log", MESSAGES, head=Head("a" * 32, 1))
+    landings = Landings(TablePlan(str(tmp_path / "lake"), True, "h"), logs, None)
+    landings.put(logs / "a.log")
+    assert landings.close() == 0
+    page = encode_metrics(landings.metrics())
+    newest_ns = max(message.timestamp_ns for message in MESSAGES)
+    assert f'nsq_table_rows_total{{topic="clicks"}} {len(MESSAGES)}\n' in page
+    assert f'nsq_table_newest_timestamp_seconds{{topic="clicks"}} {newest_ns / 10**9}\n' in page
 
 
 def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) -> None:
