@@ -191,7 +191,10 @@ class Compaction:
         Raises `ConfigurationError` if another kind was requested.
         """
         requested = self.settings.body
-        existing = body_kind(self.table) if self.table else body_kind_of(present.values())
+        groups = (
+            [partition.sources for partition in self.work] if self.in_place else present.values()
+        )
+        existing = body_kind(self.table) if self.table else body_kind_of(groups)
         is_other = (requested is BodyKind.binary) != (existing is BodyKind.binary)
         # The default, string, accepts any existing kind.
         if existing is not None and is_other and requested is not BodyKind.string:

@@ -32,7 +32,16 @@ from pyarrow import parquet as arrow_parquet
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile, Inputs, check_whole_folder, find_archives
 from nsqtools.archive.form import LineKind
-from nsqtools.archive.layout import INDEX, MANIFEST, Index, Member, hidden_name, is_hidden, total_of
+from nsqtools.archive.layout import (
+    INDEX,
+    MANIFEST,
+    PART,
+    Index,
+    Member,
+    hidden_name,
+    is_hidden,
+    total_of,
+)
 from nsqtools.archive.members import codec_at
 from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
 from nsqtools.archive.place import Place, hash_of, translating_errors
@@ -61,6 +70,8 @@ RECORD = ".erase"
 COPIES = (".damaged", ".bad")
 """Endings of files that repairs and nsqd keep, and that no reader lists."""
 LINES_PER_MEMBER = 10_000
+MAX_CLOCK_SKEW_S = 86_400.0
+"""The history includes what other clocks date up to a day after this one."""
 
 
 @dataclass(slots=True)
@@ -110,13 +121,10 @@ class Erasure:
                 check_whole_folder(place)
         for place in self.inputs.delta:
             DeltaCatalog(str(place)).check_writable(removes=True)
-        for place in self.inputs.archives:
-            with translating_errors("read", place):
-                for entry in place.list() if place.may_be_folder() else ():
-                    if entry.name.endswith(COPIES):
-                        self.unreachable[str(place / entry.name)] = "a copy that is not read"
         self.matches, self.messages = [], 0
+        judged = set[str]()
         for archive in find_archives([str(place) for place in self.inputs.places]):
+            judged.add(archive.shown)
             matches = self._judge(archive)
             self.messages += matches.messages
             if not matches.rows:
@@ -125,6 +133,10 @@ class Erasure:
                 self.unreachable[archive.shown] = reason
             else:
                 self.matches.append(matches)
+        for place in self.inputs.places:
+            with translating_errors("read", place):
+                unread = _unread_files(place)
+            self.unreachable |= {path: unread[path] for path in unread.keys() - judged}
 
     def _judge(self, archive: ArchiveFile) -> Matches:
         rows, count = set[int](), 0
@@ -171,8 +183,7 @@ class Erasure:
                     for matches in group:
                         self._erase_from_archive(matches)
         for place in self.inputs.delta:
-            # A second of the future, so that all that was just removed is in the past.
-            vacuum = Vacuum(place, 0, time.time() + 1)
+            vacuum = Vacuum(place, -MAX_CLOCK_SKEW_S, time.time())
             vacuum.plan()
             vacuum.run()
         erased = self.matches
@@ -223,6 +234,20 @@ class Erasure:
             index = Index(archive.head, members).encode() + total_of(members).encode()
             record |= {"index": index.decode(), "totals": _totals(members, draft, index)}
         archive.storage.put(hidden_name(archive.name, RECORD), json.dumps(record).encode())
+
+
+def _unread_files(place: Place) -> dict[str, str]:
+    """Return the files below a place that may have messages and that no reader lists."""
+    unread = {}
+    for entry in place.list() if place.may_be_folder() else ():
+        *folders, base = entry.name.split("/")
+        if base.endswith(COPIES):
+            unread[str(place / entry.name)] = "it is a copy that no reader lists"
+        elif entry.size and any(folder.startswith(".") for folder in folders):
+            is_data = is_hidden(base, PART) or not base.startswith(".")
+            if is_data and not base.endswith(".json"):
+                unread[str(place / entry.name)] = "it may land in a table: run it again afterwards"
+    return unread
 
 
 def _texts_without(archive: ArchiveFile, rows: set[int], delimiter: bytes) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ from nsqtools.archive.finding import (
 )
 from nsqtools.archive.place import Entry, Place, map_concurrently, translating_errors
 from nsqtools.archive.replacements import NOTES, finish_replacements, replace_files
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 
 # A week, as in Delta: a writer may store a file long before its commit.
 UNKNOWN_AGE_S = 7 * 86_400.0
@@ -95,6 +95,9 @@ class Vacuum:
             if number < newest and entry.modified_ns <= keep_ns
         )
         removals = self._removals(entry.name for entry in log if entry.name.endswith(".json"))
+        # Names that are written in another way would make current files look like old ones.
+        if missing := current - {entry.name for entry in entries}:
+            raise OutputError(f"{self.place} lacks the file {min(missing)} of its log")
         age_s = max(self.keep_s, UNKNOWN_AGE_S)
         unknown_ns = int((self.now_s - age_s) * 10**9)
         self.deletable = [

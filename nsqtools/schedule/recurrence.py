@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Protocol
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.text import NS, parse_duration
+from nsqtools.protocol.text import NS
+from nsqtools.records.units import parse_days
 
 MISSED_AFTER_NS = 60 * NS
 """An occurrence counts as missed when it is this late. A busy scheduler is late by less than a
@@ -90,7 +91,7 @@ class Cron:
 
 def parse_interval(text: str, start_ns: int) -> Interval:
     """Return the interval of a duration such as ``10m``. Raises ``ValueError``."""
-    interval_ns = round(parse_duration(text.strip()) * NS)
+    interval_ns = round(parse_days(text.strip()) * NS)
     if interval_ns < SHORTEST_INTERVAL_NS:
         raise ValueError(f"{text!r} is shorter than 1s")
     return Interval(start_ns, interval_ns)

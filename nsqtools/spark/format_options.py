@@ -41,8 +41,7 @@ from nsqtools.client.connection_settings import (
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.option_names import OPTION_OF_FLAG
-from nsqtools.protocol.text import parse_duration
-from nsqtools.records.units import parse_size, parse_time, unescape
+from nsqtools.records.units import parse_days, parse_size, parse_time, unescape
 
 Value = TypeVar("Value")
 
@@ -116,8 +115,8 @@ class Options:
         return ending
 
     def duration_s(self, name: str) -> float | None:
-        """Return a duration in seconds: ``250ms``, ``5m``."""
-        return self._read(name, "a duration such as 30s", parse_duration)
+        """Return a duration in seconds: ``250ms``, ``5m``, ``7d``."""
+        return self._read(name, "a duration such as 30s", parse_days)
 
     def time_ns(self, name: str) -> int | None:
         """Return nanoseconds since 1970: RFC 3339, or ``-2h`` before now."""

@@ -699,6 +699,16 @@ def test_a_schema_adds_columns_for_bodies_of_archives(tmp_path: Path) -> None:
     assert len(again.without_columns) == 2  # its days are there, and stay as they are
 
 
+def test_a_folder_keeps_its_kind_of_bodies_in_place(tmp_path: Path) -> None:
+    for number in range(2):
+        path = write_archive(tmp_path / f"{number}.gz", [message(number)])
+        plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.binary)
+        list(convert(find_archives([path]), plan, tmp_path))
+    compact(tmp_path / "lake", None)
+    [file] = (tmp_path / "lake" / "topic=clicks").rglob("*.parquet")
+    assert pq.ParquetFile(file).schema_arrow.field("body").type == pyarrow.binary()
+
+
 @pytest.mark.parametrize(("first", "then"), [("binary", "json"), ("string", "binary")])
 def test_an_output_keeps_its_kind_of_bodies(tmp_path: Path, first: str, then: str) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"

@@ -23,6 +23,7 @@ from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import convert
 from nsqtools.archive.table_writer import TablePlan
 from nsqtools.archive.vacuum import Vacuum, day_before
+from nsqtools.errors import OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 
@@ -143,6 +144,15 @@ def test_a_vacuum_killed_at_any_step_can_be_repeated(
     assert len(list(table.rglob("[!.]*.parquet"))) == 2 + delta
 
 
+def test_a_table_whose_files_are_not_listed_is_left_alone(tmp_path: Path) -> None:
+    """As one whose log has other names for the files than the disk, or files of another table."""
+    write_days(tmp_path / "a", 1)
+    land(tmp_path / "a", str(tmp_path / "t"))
+    next((tmp_path / "t").rglob("h-*.parquet")).unlink()
+    with pytest.raises(OutputError, match=r"lacks the file .* of its log"):
+        vacuum(parse_place(str(tmp_path / "t")), 0, time.time())
+
+
 def test_vacuum_asks_shows_its_plan_and_refuses_archives(tmp_path: Path, run_nsq: RunNsq) -> None:
     write_days(tmp_path / "a", 1)
     land(tmp_path / "a", str(tmp_path / "t"))
@@ -261,7 +271,9 @@ def test_nothing_is_erased_unless_all_can_be_judged(tmp_path: Path, run_nsq: Run
     part.write_bytes(encode_many("clicks", "n:1", users(7)))
     index_of(archive / "now.log").write_bytes(b"0 %d 1 1 1\n" % part.stat().st_size)
     (archive / ".x.log.gz.damaged").write_bytes(b"x")
-    partly = run_nsq([*ERASE, str(archive)])
+    write_archive(tmp_path / "delta/.nsq-log/x.log", users(2))
+    partly = run_nsq([*ERASE, str(archive), str(tmp_path / "delta")])
     assert partly.status == 6
-    assert f"{part} keeps messages: it is in progress" in partly.err
-    assert ".x.log.gz.damaged keeps messages: a copy" in partly.err
+    assert ".nsq-log/x.log may keep messages: it may land" in partly.err
+    assert f"{part} may keep messages: it is in progress" in partly.err
+    assert ".x.log.gz.damaged may keep messages: it is a copy" in partly.err

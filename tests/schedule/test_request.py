@@ -42,6 +42,7 @@ def test_an_entry_without_a_key_has_that_of_its_message() -> None:
     [
         ({"at": "+90m"}, 5400, None),
         ({"every": "10m"}, 600, Interval(ASKED, 600 * S)),
+        ({"every": "1d"}, 86_400, Interval(ASKED, 86_400 * S)),
         ({"every": "10m", "at": "+1h"}, 3600, Interval(ASKED + 3600 * S, 600 * S)),
         ({"cron": "30 9 * * *", "timezone": "Asia/Tokyo"}, 59400, Cron("30 9 * * *", "Asia/Tokyo")),
         ({"cron": "0 * * * *"}, 3600, Cron("0 * * * *", "UTC")),

@@ -80,7 +80,7 @@ def erase(
     else:
         write_records(runtime, FIGURES, rows)
     for path, reason in erasure.unreachable.items():
-        runtime.print_error(f"nsq: {path} keeps messages: {reason}")
+        runtime.print_error(f"nsq: {path} may keep messages: {reason}")
     done = "match" if dry_run else "erased"
     runtime.info(f"nsq: {counted(erased, 'message')} {done} of {erasure.messages} judged")
     runtime.info(
