@@ -139,7 +139,9 @@ _FINISH = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, 0, c FROM
 _DELETE = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, b, c FROM {_columns(3)})"
 _ROW = "queue = j.a AND message.due = 0 AND message.turn = j.b"
 _MOVE = f"UPDATE message SET due = j.c, turn = j.d, attempts = j.e FROM {_columns(5)} WHERE {_ROW}"
-_DELIVER = f"UPDATE message SET attempts = j.c FROM {_BY_QUEUE} WHERE {_ROW}"
+# LIMIT keeps SQLite from joining all messages of a queue with the rows of ``m``.
+_DELIVER = f"""UPDATE message SET attempts = j.c FROM (SELECT * FROM {_BY_QUEUE} LIMIT -1) j
+    WHERE {_ROW}"""
 _COUNT = f"""UPDATE queue SET waiting = waiting + j.b, deferred = deferred + j.c,
     total = total + j.b + j.c FROM {_columns(3)} WHERE number = j.a"""
 _DUE = f"""FROM message WHERE queue=?1 AND due BETWEEN 1 AND ?2

@@ -334,6 +334,15 @@ def test_channels_share_a_long_body_until_the_last_of_them_has_finished_it(
     wait_until(lambda: not stored(), what="the bodies are deleted")
 
 
+@pytest.mark.parametrize("name", ["_DELIVER", "_FINISH", "_DELETE", "_MOVE"])
+def test_a_change_finds_its_messages_by_their_keys(tmp_path: Path, name: str) -> None:
+    explain = f"EXPLAIN QUERY PLAN {getattr(durable_database, name)}"
+    with closing(Database(tmp_path / DATABASE, is_new=True)) as database:
+        plan = {step for *_, step in database._writer.execute(explain, ("{}",))}
+    search = "SEARCH message USING PRIMARY KEY (queue=? AND due=? AND turn=?)"
+    assert {step for step in plan if " message" in step} == {search}
+
+
 class FlakyReads:
     """Connections whose reads of messages fail: each time after a few rows, until they may not."""
 
