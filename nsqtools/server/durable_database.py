@@ -605,15 +605,16 @@ def _stored_rows(
     """
     number, data = None, b""
     for *key, crc, frame, body, position in connection.execute(select, values):
-        if body is not None:
-            if body != number:
-                [data] = connection.execute(_READ_BODY, (body,)).fetchone() or (b"",)
-                number = body
-            if all(map(isinstance, (frame, data, position), (bytes, bytes, int))):
+        if body is not None and body != number:
+            [data] = connection.execute(_READ_BODY, (body,)).fetchone() or (b"",)
+            number = body
+        try:
+            if body is not None:
                 end = position + int.from_bytes(frame[:4], "big") + 4 - BODY_AT
                 frame += data[position:end]
-        is_frame = type(frame) is bytes and len(frame) >= BODY_AT and type(key[0]) is int
-        is_intact = is_frame and crc32(frame, key[0]) == crc
+            is_intact = crc32(frame, key[0]) == crc and len(frame) >= BODY_AT
+        except TypeError:  # damage may change the type of a value
+            is_intact = False
         yield StoredRow((*key, frame if is_intact else b""), body, position, data)
 
 
