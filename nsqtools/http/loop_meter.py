@@ -24,9 +24,10 @@ import socket
 import time
 from asyncio import sleep
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextvars import Context
+from itertools import islice
 from threading import Thread
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -196,7 +197,7 @@ def meter_of(loop: asyncio.AbstractEventLoop) -> LoopMeter:
 T = TypeVar("T")
 
 STEP_S = 0.002
-_AT_ONCE = 64  # objects to free between looks at the clock
+_AT_ONCE = 64  # objects to free, or lines to join, between looks at the clock
 
 
 async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
@@ -229,7 +230,14 @@ async def list_in_steps(items: Iterable[T]) -> list[T]:
 
 async def page_in_steps(lines: Iterable[str]) -> bytes:
     """Return the lines as one page, each with a final newline."""
-    return "\n".join([*await list_in_steps(lines), ""]).encode()
+    return b"".join(await list_in_steps(_in_pieces(lines)))
+
+
+def _in_pieces(lines: Iterable[str]) -> Iterator[bytes]:
+    # A page of 15,000 channels has 150,000 lines. To free them together takes 20 ms.
+    rest = iter(lines)
+    while batch := list(islice(rest, _AT_ONCE)):
+        yield "\n".join([*batch, ""]).encode()
 
 
 def free_in_steps(dropped: deque[Any] | list[Any]) -> None:

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from itertools import tee
 from operator import attrgetter
 
 from nsqtools.errors import ConfigurationError
@@ -70,16 +71,23 @@ _CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], int]], ...] = (
 def nsqd_metrics(context: ClientContext) -> Families:
     """Yield the metrics of an nsqd."""
     nsqd = context.nsqd
-    topics = [({"topic": topic.name}, topic) for topic in nsqd.topics.values()]
-    for name, help, of_topic in _TOPIC_METRICS:
+    # The labels are made with the samples of the first metric, and kept for the others.
+    all_topics = tee(
+        (({"topic": topic.name}, topic) for topic in list(nsqd.topics.values())),
+        len(_TOPIC_METRICS) + 1,
+    )
+    for (name, help, of_topic), topics in zip(_TOPIC_METRICS, all_topics, strict=False):
         samples = ((labels, of_topic(topic)) for labels, topic in topics)
         yield metric_of(f"nsqd_topic_{name}", help, samples)
-    channels = [
-        ({**labels, "channel": channel.name}, channel)
-        for labels, topic in topics
-        for channel in topic.channels.values()
-    ]
-    for name, help, of_channel in _CHANNEL_METRICS:
+    all_channels = tee(
+        (
+            ({**labels, "channel": channel.name}, channel)
+            for labels, topic in all_topics[-1]
+            for channel in list(topic.channels.values())
+        ),
+        len(_CHANNEL_METRICS),
+    )
+    for (name, help, of_channel), channels in zip(_CHANNEL_METRICS, all_channels, strict=True):
         counts = ((labels, of_channel(channel)) for labels, channel in channels)
         yield metric_of(f"nsqd_channel_{name}", help, counts)
     yield single("nsqd_connections", "TCP connections.", len(context.connections))
