@@ -20,8 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from nsqtools.authd.audit import Audit
-from nsqtools.authd.authority import Authority, Identity
+from nsqtools.authd.authority import Audit, Authority, Identity
 from nsqtools.authd.passwords import TooManyFailures
 from nsqtools.authd.users import Client
 from nsqtools.http.http_server import (

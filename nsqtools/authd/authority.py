@@ -8,16 +8,20 @@ secret, because clients that are known by their address send any text.
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsqtools.authd.passwords import PasswordChecker
 from nsqtools.authd.users import Client, Issuer, User, Users, hash_token, parse_users
-from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import ReloadedValue, read_small, warn_of_exposure
+from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.files.durable import append_whole
+from nsqtools.files.opening import ReloadedValue, open_to_append, read_small, warn_of_exposure
+from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
 
@@ -142,7 +146,6 @@ def read_text(path: Path) -> str:
 # The key of an issuer decides the algorithm, never the token: RS256 for RSA, ES256 for P-256,
 # EdDSA for Ed25519 and Ed448. A token needs ``exp``, ``aud``, ``iss`` and the claim with the user.
 
-
 LEEWAY_S = 10.0
 """The clocks of two machines that are synchronized differ by less."""
 
@@ -215,3 +218,80 @@ def _load_key(issuer: Issuer, file_name: str) -> _Key:
     if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
         return _Key(issuer, key, "EdDSA")
     raise ConfigurationError(f"{where}: key must be RSA, P-256, Ed25519 or Ed448")
+
+
+# -- the record of decisions ----------------------------------------------------------------------
+
+# Neither has a secret, nor a text that could be one: a refused client has the name of a user only
+# if the file has that user.
+
+REPORT_S = 60.0  # a full disk is reported once a minute
+
+
+class AuditFile:
+    """A file of one JSON document a line, or none for None. Thread-safe.
+
+    It is opened for each line, so it may be renamed meanwhile. Raises `OutputError` when it cannot
+    be written, also at once.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is not None:
+            self._append(path, "")
+
+    def write(self, **fields: Any) -> None:
+        """Append a document of the time and these fields."""
+        if self._path is not None:
+            document = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+            self._append(self._path, json.dumps(document) + "\n")
+
+    @staticmethod
+    def _append(path: Path, line: str) -> None:
+        try:
+            with open_to_append(path) as file:
+                append_whole(file.fileno(), line.encode(), is_durable=False)
+        except OSError as exc:
+            raise OutputError(f"cannot write the audit log {path} ({exc.strerror})") from exc
+
+
+class Audit:
+    """Records decisions. Raises `OutputError` for a file that cannot be written at the start."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file = AuditFile(path)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._reported_s = -REPORT_S
+
+    def record(
+        self, request: str, result: str, client: Client, identity: Identity | None, peer: str
+    ) -> None:
+        """Record the decision about a request that ``peer``, an nsqd or a client, has sent."""
+        self._counts[request, result] += 1
+        try:
+            self._file.write(
+                request=request,
+                result=result,
+                user=identity and identity.user.name,
+                method=identity and identity.method,
+                remote=client.address,
+                common_name=client.common_name or None,
+                tls=client.tls,
+                peer=peer,
+            )
+        except OutputError as exc:  # an nsqd without its auth server would refuse all clients
+            now_s = time.monotonic()
+            if now_s - self._reported_s >= REPORT_S:
+                self._reported_s = now_s
+                log.error("%s", exc)
+
+    def metrics(self) -> Iterator[Metric]:
+        """Return the counts for Prometheus."""
+        yield metric_of(
+            "nsq_authd_requests_total",
+            "Requests by what was asked for and what was decided.",
+            [
+                ({"request": request, "result": result}, count)
+                for (request, result), count in sorted(self._counts.items())
+            ],
+        )

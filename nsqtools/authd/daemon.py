@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsqtools.authd.audit import Audit
 from nsqtools.authd.auth_api import AnswerSettings, AuthApi, make_api
-from nsqtools.authd.authority import Authority
+from nsqtools.authd.authority import Audit, Authority
 from nsqtools.authd.filter_api import FilterApi, Upstream
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError

@@ -20,9 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from nsqtools.authd.audit import Audit
 from nsqtools.authd.auth_api import identify
-from nsqtools.authd.authority import Authority, sent_secret
+from nsqtools.authd.authority import Audit, Authority, sent_secret
 from nsqtools.authd.users import Client, User
 from nsqtools.authd.views import (
     CHANNEL_NAME,

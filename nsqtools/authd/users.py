@@ -357,7 +357,6 @@ def _key_parts(text: str) -> list[str]:
 # Without an OAuth server the login is the secret. So the users file has its hash, and the entries
 # are called ``user-1``, ``user-2``.
 
-
 COLUMNS = ("login", "ip", "tls_required", "topic", "channel", "subscribe", "publish")
 ANY_CLIENT = ("0.0.0.0/0", "::/0")
 

@@ -39,7 +39,7 @@ from nsqtools.bench.bench_plan import (
     latency_figures,
     limits,
 )
-from nsqtools.bench.crew import UNKNOWN, Crew, SharedCounts
+from nsqtools.bench.worker import UNKNOWN, Crew, SharedCounts
 from nsqtools.client.connection import require_one
 from nsqtools.client.consumer import Consumer
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError

@@ -102,7 +102,7 @@ Messages
   redrive replay:redrive changes Publish dead letters again, to the topics that they came from.
   to-nsq forwarding:to_nsq changes Forward topics to another nsqd or cluster, finishing each message after it is confirmed.
   to-http forwarding:to_http changes Send topics to HTTP endpoints, finishing each message when one has accepted it.
-  to-exec to_exec:to_exec changes Run a command for each message, finishing the message if the command exits with status 0.
+  to-exec forwarding:to_exec changes Run a command for each message, finishing the message if the command exits with status 0.
   work work:work changes Call a Python function with each message, finishing the message when it returns.
   schedule Publish messages later: serve requests, and show and cancel entries.
     serve schedule:serve changes Publish messages when they are due: nsq pub --at, --in, --every and --cron.

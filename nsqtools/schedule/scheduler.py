@@ -31,8 +31,13 @@ from nsqtools.protocol.schedule_request import LATEST_NS
 from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.envelope import Envelope, encode_dead_letter
 from nsqtools.records.prometheus import Metric
-from nsqtools.schedule.recurrence import occurrence_to_publish
-from nsqtools.schedule.request import Cancellation, Entry, InvalidRequest, parse_request
+from nsqtools.schedule.request import (
+    Cancellation,
+    Entry,
+    InvalidRequest,
+    occurrence_to_publish,
+    parse_request,
+)
 from nsqtools.schedule.store import Advance, Rank, ScheduleStore, StoredEntry
 
 log = logging.getLogger("nsqtools")

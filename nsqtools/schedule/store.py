@@ -21,8 +21,7 @@ from typing import NamedTuple
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import lock_file
 from nsqtools.protocol.text import NS
-from nsqtools.schedule.recurrence import CatchUp, Cron, Interval, Recurrence
-from nsqtools.schedule.request import Cancellation, Entry
+from nsqtools.schedule.request import Cancellation, CatchUp, Cron, Entry, Interval, Recurrence
 
 FILE_NAME = "schedule.db"
 LOCK_NAME = ".schedule.lock"

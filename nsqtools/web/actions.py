@@ -35,7 +35,7 @@ from weakref import WeakSet
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from nsqtools.authd.audit import AuditFile
+from nsqtools.authd.authority import AuditFile
 from nsqtools.authd.passwords import TooManyFailures
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions

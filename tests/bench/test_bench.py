@@ -17,7 +17,7 @@ from nsqtools.bench.bench_plan import (
     limits,
     new_sketch,
 )
-from nsqtools.bench.crew import Crew, SharedCounts
+from nsqtools.bench.worker import Crew, SharedCounts
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 

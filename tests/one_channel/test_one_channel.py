@@ -31,9 +31,8 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import OutputError, PublishError
-from nsqtools.one_channel import channel_drain, channel_publisher, temporary_nsqd
-from nsqtools.one_channel.channel_drain import plan_channel_moves
-from nsqtools.one_channel.channel_publisher import ChannelPublisher
+from nsqtools.one_channel import channel_publisher, temporary_nsqd
+from nsqtools.one_channel.channel_publisher import ChannelPublisher, plan_channel_moves
 from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.stats import read_stats
@@ -522,7 +521,7 @@ def test_channels_are_drained_together_and_a_stop_waits_for_none(
             shares.append(options.max_in_flight_bytes)
             super().__init__(*args, options=options, **more)
 
-    monkeypatch.setattr(channel_drain, "Consumer", Sharing)
+    monkeypatch.setattr(channel_publisher, "Consumer", Sharing)
     monkeypatch.setattr(ChannelPublisher, "store_received", slowly)
     result = run_nsq(["drain", source.http_address, *consumed.options("--yes")])
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.schedule.recurrence import (
+from nsqtools.schedule.request import (
     CatchUp,
     Cron,
     Interval,

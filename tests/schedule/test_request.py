@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.protocol.schedule_request import encode_cancellation, encode_request
-from nsqtools.schedule.recurrence import CatchUp, Cron, Interval
-from nsqtools.schedule.request import Cancellation, Entry, InvalidRequest, parse_request
+from nsqtools.schedule.request import (
+    Cancellation,
+    CatchUp,
+    Cron,
+    Entry,
+    Interval,
+    InvalidRequest,
+    parse_request,
+)
 
 S = 1_000_000_000
 ASKED = 1_800_000_000 * S

@@ -46,7 +46,6 @@ def mcp(
 # topics and channels and has a ``--dry-run``. Commands that print bodies are tools on request. An
 # assistant gives neither addresses nor options of connection, output and safety.
 
-
 MAX_MESSAGES = 20
 MAX_BODY = 2000  # characters
 _PANELS = (None, "Options", "Limits", "Rows", "Bounds", "Selection")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.drain import Move
     from nsqtools.cluster.inventory import NodeStatus
-    from nsqtools.one_channel.channel_drain import ChannelMove
+    from nsqtools.one_channel.channel_publisher import ChannelMove
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
 LIMITS = (
@@ -318,7 +318,7 @@ def drain_channels(
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
-    from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
+    from nsqtools.one_channel.channel_publisher import ChannelDrain, plan_channel_moves
     from nsqtools.server.job_nsqd import MARK
 
     with (

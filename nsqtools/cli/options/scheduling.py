@@ -24,7 +24,7 @@ ASK_TIMEOUT_S = 1.0
 
 def check_interval(text: str) -> str:
     """Check an interval and return its text, which the request contains. Raises ``ValueError``."""
-    from nsqtools.schedule.recurrence import parse_interval
+    from nsqtools.schedule.request import parse_interval
 
     parse_interval(text, 0)
     return text
