@@ -7,7 +7,6 @@ address and the certificate of a client. Everyone may reach the filter.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -21,12 +20,8 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.certificate import server_certificate
 from nsqtools.http.http_server import Handlers, HTTPServer, Limits
-from nsqtools.http.listen import real_address, report_errors
-
-log = logging.getLogger("nsqtools")
-
-TURN_S = 1.0
-"""How soon a changed users file or certificate is read."""
+from nsqtools.http.listen import real_address
+from nsqtools.http.service import serve_until
 
 LIMITS = Limits(idle_s=60.0, most_idle=2048, most_idle_of_one=512)
 
@@ -89,22 +84,13 @@ class AuthDaemon:
         self._stopped.set()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
-        report_errors(asyncio.get_running_loop(), log.error)
         auth_api = AuthApi(self._authority, self._audit, self._settings.answer)
         servers = [self._server(auth_api.handlers(), self._listener)]
         if self._filter_listener is not None and self._upstream is not None:
             is_tls = self._certificate is not None
             filter_api = FilterApi(self._authority, self._audit, self._upstream, is_tls=is_tls)
             servers.append(self._server(filter_api.handlers(), self._filter_listener))
-        for server in servers:
-            await server.start()
-        is_stopped = False
-        while not is_stopped:
-            on_turn()
-            await asyncio.to_thread(self._refresh)
-            is_stopped = await asyncio.to_thread(self._stopped.wait, TURN_S)
-        for server in servers:
-            await server.stop()
+        await serve_until(self._stopped, servers, on_turn, self._refresh)
         if self._upstream is not None:
             self._upstream.close()
 

@@ -19,13 +19,18 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsqtools.files.durable import replace_file
 from nsqtools.records.prometheus import Metric, encode_metrics
+
+if TYPE_CHECKING:
+    from nsqtools.http.http_server import HTTPServer
 
 log = logging.getLogger("nsqtools")
 
@@ -174,3 +179,34 @@ def write_metrics(path: Path, metrics: Iterable[Metric], last_problem: str = "")
             log.warning("%s", problem)
         return problem
     return ""
+
+
+TURN_S = 1.0
+"""How soon a changed file, such as a certificate, is read."""
+
+
+async def serve_until(
+    stopped: threading.Event,
+    servers: Sequence[HTTPServer],
+    on_turn: Callable[[], None],
+    renew: Callable[[], object],
+) -> None:
+    """Serve until the event is set.
+
+    Every second ``on_turn`` is called on the serving loop, and ``renew`` on a thread: it reads
+    files, which may take time.
+    """
+    import asyncio
+
+    from nsqtools.http.listen import report_errors
+
+    report_errors(asyncio.get_running_loop(), log.error)
+    for server in servers:
+        await server.start()
+    is_stopped = False
+    while not is_stopped:
+        on_turn()
+        await asyncio.to_thread(renew)
+        is_stopped = await asyncio.to_thread(stopped.wait, TURN_S)
+    for server in servers:
+        await server.stop()

@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 from weakref import WeakSet
@@ -105,24 +104,6 @@ class RequestOrigin(NamedTuple):
     url: str
 
 
-class AuditLog:
-    """The lines of ``--audit-log``. Raises `OutputError` when the file cannot be written."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._file = AuditFile(path)
-
-    def write(self, state: str, action: str, origin: RequestOrigin, **fields: Any) -> None:
-        """Write a line about a change, or about the reading of messages."""
-        self._file.write(
-            state=state,
-            action=action,
-            user=origin.user or None,
-            remote=origin.remote,
-            user_agent=origin.user_agent,
-            **fields,
-        )
-
-
 class Notifier:
     """Send notifications to an endpoint ("" for none) until `stop`."""
 
@@ -197,7 +178,7 @@ class WebContext:
         self.cluster = cluster
         self.options = options
         self.identities = Identities(settings)
-        self.audit = AuditLog(settings.audit_log)
+        self._audit_file = AuditFile(settings.audit_log)
         self.notifier = Notifier(settings.notification_http_endpoint)
         self.watcher = Watcher(cluster, settings.refresh_s)
         self.listening = WeakSet[Consumer]()
@@ -237,11 +218,25 @@ class WebContext:
         except TooManyFailures:
             return False
 
+    def audit(self, state: str, action: str, origin: RequestOrigin, **fields: Any) -> None:
+        """Write a line of ``--audit-log`` about a change, or about the reading of messages.
+
+        Raises `OutputError`.
+        """
+        self._audit_file.write(
+            state=state,
+            action=action,
+            user=origin.user or None,
+            remote=origin.remote,
+            user_agent=origin.user_agent,
+            **fields,
+        )
+
     def log_reading(self, request: Request, topic: str, channel: str) -> None:
         """Log that a user reads messages, in the audit log too. Raises `OutputError`."""
         origin = self.origin(request)
         subject = {"topic": topic, "channel": channel or None}
-        self.audit.write("begun", "read_messages", origin, **subject)
+        self.audit("begun", "read_messages", origin, **subject)
         log.info("%r at %s reads messages of %s", origin.user, origin.remote, topic)
 
     def token(self, request: Request) -> str:
@@ -289,7 +284,7 @@ class WebContext:
         plan = plan_change(self.cluster, change)
         name, origin = name_of(change), self.origin(request)
         names = {name: getattr(change, name) or None for name in ("topic", "channel", "node")}
-        self.audit.write("begun", name, origin, **names)
+        self.audit("begun", name, origin, **names)
         results = apply(self.cluster, plan)
         for address, error in plan.failures:
             queue = change.action, change.topic, change.channel
@@ -309,7 +304,7 @@ class WebContext:
             for step, error in results
         ]
         try:
-            self.audit.write(state, name, origin, **names, steps=steps)
+            self.audit(state, name, origin, **names, steps=steps)
         except OutputError as exc:
             # The change has been made, so the request must not fail.
             log.error("%s", exc)

@@ -43,7 +43,7 @@ from nsqtools.errors import NsqError
 from nsqtools.http import http_server
 from nsqtools.http.certificate import server_certificate
 from nsqtools.http.http_server import HTTPServer, Limits, StreamedResponse, plain_response
-from nsqtools.http.listen import report_errors
+from nsqtools.http.service import serve_until
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of
 from nsqtools.web import api, pages
@@ -69,7 +69,6 @@ LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
 log = logging.getLogger("nsqtools.web")
 
-TICK_S = 1.0
 LIMITS = Limits(idle_s=15.0, most_idle=256, most_idle_of_one=64, finish_s=3.0)
 # Concurrent requests, including open streams of events.
 MAX_REQUESTS = 512
@@ -439,19 +438,12 @@ class WebServer:
         self._console.stop()
 
     async def _run(self, on_tick: Callable[[], None]) -> None:
-        report_errors(asyncio.get_running_loop(), log.error)
         tls = self._certificate.get() if self._certificate else None
         server = HTTPServer(self._console, self._listener, tls, LIMITS)
-        await server.start()
-        is_stopped = False
-        while not is_stopped:
-            on_tick()
-            if self._certificate is not None:
-                self._certificate.get()
-            await asyncio.to_thread(self._maintain)
-            is_stopped = await asyncio.to_thread(self._stopped.wait, TICK_S)
-        await server.stop()
+        await serve_until(self._stopped, [server], on_tick, self._maintain)
 
     def _maintain(self) -> None:
+        if self._certificate is not None:
+            self._certificate.get()
         self._context.identities.refresh()
         self._console.drop_unused_views()

@@ -15,6 +15,7 @@ from plugins.clients import InBackground
 from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_for_threads, wait_until
 
+from nsqtools.authd.authority import AuditFile
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.admin import Action, TopicChange
@@ -158,14 +159,14 @@ def test_a_change_has_to_make_sense() -> None:
 
 
 def test_a_full_disk_leaves_no_part_of_a_line_in_the_audit_log(small_disk: Path) -> None:
-    path, origin = small_disk / "audit", RequestOrigin("ann", "192.0.2.7", "", "")
-    audit, spare = actions.AuditLog(path), small_disk / "spare"
+    path, spare = small_disk / "audit", small_disk / "spare"
+    audit = AuditFile(path)
     spare.write_bytes(bytes(40 << 10))
     with suppress(OutputError):
         while spare.exists():
-            audit.write("begun", "pause_topic", origin)
+            audit.write(state="begun", action="pause_topic")
     spare.unlink()
-    audit.write("done", "pause_topic", origin)
+    audit.write(state="done", action="pause_topic")
     states = [json.loads(line)["state"] for line in path.read_text().splitlines()]
     assert set(states[:-1]) == {"begun"}
     assert states[-1] == "done"

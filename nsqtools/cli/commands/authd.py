@@ -13,7 +13,7 @@ from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import Json, parse_listen
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json, write_text
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, serving
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def serve(
     from nsqtools.authd.auth_api import AnswerSettings
     from nsqtools.authd.daemon import AuthDaemon, AuthdSettings
     from nsqtools.http.listen import listen as bind
-    from nsqtools.http.service import service
 
     settings = AuthdSettings(
         users=users,
@@ -82,20 +81,11 @@ def serve(
             filter_listener = stack.enter_context(bind(filter_))
             opened = stack.enter_context(cluster.open())
         daemon = AuthDaemon(settings, listener, filter_listener, opened)
-        watched = stack.enter_context(
-            service(None, runtime.environ, metrics=tuple, health=lambda: (True, ""))
-        )
-        signals = stack.enter_context(stop_on_signals(daemon.stop))
+        turn, signals = stack.enter_context(serving(runtime, daemon.stop))
         runtime.info(f"nsq: serving {daemon.url}/auth")
         if daemon.filter_url:
             runtime.info(f"nsq: serving {daemon.filter_url} to users")
-
-        def turn() -> None:
-            watched.ready()
-            watched.alive()
-
         daemon.run(turn)
-        watched.stopping()
     return signals.status()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY, parse_listen
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, serving
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def web(
         tls_key=listen_tls_key,
     )
     from nsqtools.http.listen import listen as bind
-    from nsqtools.http.service import service
     from nsqtools.web.actions import WebContext
     from nsqtools.web.app import WebServer
 
@@ -124,16 +123,8 @@ def web(
         context = WebContext(settings, opened, cluster.connection.client_options())
         server = WebServer(context, listener)
         _warn(settings)
-        with (
-            service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
-            stop_on_signals(server.stop) as signals,
-        ):
+        with serving(runtime, server.stop) as (turn, signals):
             runtime.info(f"nsq: serving {server.url}")
-
-            def turn() -> None:
-                watched.ready()
-                watched.alive()
-
             if not runtime.stdin.isatty():
                 # what it asks a daemon for is done anyway: files are read when they change
                 signal.signal(signal.SIGHUP, lambda number, frame: None)
@@ -141,7 +132,6 @@ def web(
                 logging.getLogger("nsqtools.web").setLevel(logging.INFO)
             _collect_less()
             server.run(turn)
-            watched.stopping()
     return signals.status()
 
 

@@ -196,6 +196,29 @@ def signal_handlers(
             signal.signal(number, handler)
 
 
+@contextmanager
+def serving(
+    runtime: Runtime, stop: Callable[[], object]
+) -> Iterator[tuple[Callable[[], None], StopSignals]]:
+    """Call ``stop`` on signals, and report a server to systemd.
+
+    Yields the function that the server has to call every few seconds, and the signals.
+    """
+    from nsqtools.http.service import service
+
+    with (
+        service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as supervised,
+        stop_on_signals(stop) as signals,
+    ):
+
+        def turn() -> None:
+            supervised.ready()
+            supervised.alive()
+
+        yield turn, signals
+        supervised.stopping()
+
+
 def _raise_exit(number: int) -> None:
     raise SystemExit(128 + number)
 

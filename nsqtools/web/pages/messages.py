@@ -268,7 +268,7 @@ def _publish(
     addresses, _ = addresses_with_channels(context.cluster, topic, channel)
     origin = context.origin(request)
     subject = {"topic": topic, "channel": channel, "destination": destination}
-    context.audit.write("begun", "redrive", origin, **subject, count=count)
+    context.audit("begun", "redrive", origin, **subject, count=count)
     done: list[Message] = []
 
     def publish(messages: Sequence[Message]) -> None:
@@ -283,5 +283,5 @@ def _publish(
         take_messages(context, addresses, topic, channel, count, IDLE_S, publish)
     finally:
         state = "done" if done else "failed"
-        context.audit.write(state, "redrive", origin, **subject, messages=len(done))
+        context.audit(state, "redrive", origin, **subject, messages=len(done))
     return len(done)
