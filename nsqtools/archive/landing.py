@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from nsqtools.archive.body_schema import fields_of
+from nsqtools.archive.dead_letters import append_dead_letters
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.place_url import parse_place
@@ -130,6 +131,7 @@ class Lander:
             self._delete_drafts()
         if logs:
             sync_folder(self._drafts)
+            append_dead_letters(self._plan, drafts)
             numbers = {
                 table.plan.url: table.number_of(self._app) + 1 for table in tables.by_table(drafts)
             }

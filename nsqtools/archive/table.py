@@ -21,6 +21,7 @@ from pyarrow import parquet
 from nsqtools.archive.body_columns import FIELD, BodyColumns
 from nsqtools.archive.body_schema import fields_of, json_schema
 from nsqtools.archive.catalog import has_grown
+from nsqtools.archive.dead_letters import append_dead_letters
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile, is_metadata
 from nsqtools.archive.form import LineKind
@@ -330,6 +331,7 @@ def _convert(
         if not new_drafts or tables.evolve_schemas(writer.schemas):
             break
     try:
+        append_dead_letters(tables.plan, new_drafts)
         files: list[TableFile] = []
         for table, of_table in tables.by_table(new_drafts).items():
             rows = sum(draft.file.rows or 0 for draft in of_table)

@@ -43,10 +43,12 @@ def url_of_topic(url: str, topic: str | None) -> str:
         return url
     if topic is None:
         raise ValueError("it has bare bodies, which name no topic")
-    # A leading dot would hide the table from readers, or lead out of the folder.
-    if not is_valid_name(topic) or topic.startswith("."):
+    # nsqd refuses such a topic, so a damaged or forged log has it.
+    if not is_valid_name(topic):
         raise ValueError(f"its topic {topic[:64]!r} cannot be the name of a table")
-    return url.replace(TOPIC, topic)
+    # A leading dot would hide the table from readers, or lead out of the folder. No topic begins
+    # with a tilde.
+    return url.replace(TOPIC, f"~{topic}" if topic.startswith(".") else topic)
 
 
 def has_table(place: Place) -> bool:

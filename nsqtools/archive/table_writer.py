@@ -57,7 +57,8 @@ class TablePlan:
 
     With ``{topic}`` in its ``url`` each topic has a table. ``partition_by`` has ``hour`` and fields
     of the bodies, in addition to topic and date. ``fields`` is the initial JSON Schema of bodies.
-    ``options`` are settings of the object store.
+    ``options`` are settings of the object store. ``dead_letters`` is the path of a file that gets
+    copies of the messages that do not fit.
     """
 
     url: str
@@ -67,6 +68,7 @@ class TablePlan:
     fields: Mapping[str, Any] | None = None
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    dead_letters: str = ""
 
     @property
     def is_by_topic(self) -> bool:

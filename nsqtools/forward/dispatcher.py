@@ -31,16 +31,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import reprlib
-import stat
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -51,9 +48,8 @@ from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.files.durable import append_whole, sync_folder
-from nsqtools.files.opening import locked
+from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.line_file import LineFile
 from nsqtools.forward.parcel import (
     BatchingSink,
     Circuit,
@@ -584,39 +580,12 @@ class DeadLetterTopic:
 class DeadLetterFile:
     """Append lines to a file, each synced before its message is finished.
 
-    The file is opened for each put, because it may be renamed or removed between them. An
-    incomplete last line, left by a crash, gets its line end first. Several processes may share the
-    file. It is locked while one writes, because an incomplete write is truncated again, which must
-    not remove another process's lines.
-
-    Raises `OutputError` if the file cannot be opened or is not a regular file.
+    Raises `OutputError` as `LineFile`.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = LineFile(path)
         self._change_log = ChangeLog()
-        try:
-            with self._opened() as fd:
-                is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        except OSError as exc:
-            raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
-        if not is_file:
-            raise OutputError(f"dead letters must be in a regular file, and {path} is not one")
-
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        """Open and lock the file that has the name now, and complete its last line."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            with locked(fd):
-                size = os.fstat(fd).st_size
-                if not size:
-                    sync_folder(self._path.parent)
-                elif os.pread(fd, 1, size - 1) != b"\n":
-                    os.write(fd, b"\n")
-                yield fd
-        finally:
-            os.close(fd)
 
     def put(self, parcel: Parcel, error: str, kept: OnKept) -> None:
         """Write the messages with their original bodies and the reason."""
@@ -628,10 +597,9 @@ class DeadLetterFile:
             for message in messages
         )
         try:
-            with self._opened() as fd:
-                append_whole(fd, lines)
+            self._file.append(lines)
         except OSError as exc:
-            self._change_log.report("", f"cannot write {self._path} ({exc.strerror})")
+            self._change_log.report("", f"cannot write {self._file.path} ({exc.strerror})")
             kept(parcel, False)
         else:
             self._change_log.resolve("")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import OutputError, PublishError, PublishRefused
-from nsqtools.files.durable import append_whole, sync_folder
-from nsqtools.files.opening import open_to_write
+from nsqtools.files.line_file import LineFile
 from nsqtools.protocol.schedule_request import LATEST_NS
 from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.envelope import Envelope, encode_dead_letter
@@ -407,21 +405,12 @@ class RejectedFile:
     """Appends dead letters to a file. Raises `OutputError` if that cannot be written."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._append(b"")
+        self._file = LineFile(path)
 
     def keep(self, rejected: Rejected) -> bool:
         """Append the dead letter; return True, as it is on disk then."""
-        self._append(rejected.line())
-        return True
-
-    def _append(self, line: bytes) -> None:
         try:
-            descriptor = open_to_write(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            try:
-                append_whole(descriptor, line)
-            finally:
-                os.close(descriptor)
-            sync_folder(self._path.parent)
+            self._file.append(rejected.line())
         except OSError as error:
-            raise OutputError(f"cannot write {self._path} ({error.strerror})") from error
+            raise OutputError(f"cannot write {self._file.path} ({error.strerror})") from error
+        return True

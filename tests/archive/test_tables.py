@@ -40,10 +40,10 @@ from nsqtools.archive.layout import Head, TimeRange, index_of
 from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.table import convert
-from nsqtools.archive.table_writer import _TIMES, TablePlan
+from nsqtools.archive.table_writer import _TIMES, TablePlan, Unfit
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.records.envelope import BodyKind, encode_many
+from nsqtools.records.envelope import BodyKind, decode_dead_letter, encode_many
 from nsqtools.records.prometheus import encode_metrics
 
 BASE_NS = 1_700_000_000_000_000_123
@@ -686,7 +686,10 @@ def test_any_value_of_a_partition_is_converted(
 ) -> None:
     monkeypatch.setattr(table_writer, "MAX_OPEN_PARTITIONS", 2)
     fields = {"properties": {"c": {"type": "string"}, "n": {"type": "integer"}}}
-    plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",))
+    letters = tmp_path / "dead.jsonl"
+    plan = TablePlan(
+        str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",), {}, str(letters)
+    )
     bodies = [b'{"c": "%b", "n": "x"}' % (b"x" * 201)]
     bodies += [b'{"c": "%d", "n": 1, "new": 1}' % (n % 5) for n in range(10)]
     some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
@@ -699,6 +702,11 @@ def test_any_value_of_a_partition_is_converted(
     (row,) = pyarrow.parquet.read_table(tmp_path / "lake" / odd.path, partitioning=None).to_pylist()
     assert row["_error"] == "n is not int64; c is too long for a partition"
     assert (unfit.bodies, list(tmp_path.glob("*.parquet"))) == (1, [])
+    assert [*convert(archives, plan, tmp_path)] == [(archives[0], [], "", Unfit())]
+    [line] = letters.read_bytes().splitlines()
+    message, error = decode_dead_letter(line)
+    assert (message.topic, message.id, message.body) == ("clicks", b"%016d" % 0, bodies[0])
+    assert (message.timestamp_ns, error) == (BASE_NS, row["_error"])
 
 
 def test_each_message_is_in_one_partition(tmp_path: Path) -> None:

@@ -95,15 +95,19 @@ def test_a_batch_of_logs_is_committed_once_to_each_table(
     assert len(values(tmp_path / "lake" / "users", "body_id")) == 4
 
 
-def test_a_topic_that_cannot_name_a_folder_stays_in_its_log(tmp_path: Path) -> None:
+def test_a_topic_that_cannot_name_a_folder_gets_another_or_stays_in_its_log(
+    tmp_path: Path,
+) -> None:
     logs = [log(tmp_path / "logs" / "a.log", "..", ORDERS)]
     logs += [log(tmp_path / "logs" / "b.log", "a#ephemeral", ORDERS, 2)]
+    logs += [log(tmp_path / "logs" / "c.log", "a/b", ORDERS, 3)]
     plan = TablePlan(str(tmp_path / "lake" / "{topic}"), True, "h", BodyKind.json)
     landed = Lander(plan, tmp_path / "logs").land(logs)
-    assert landed.refused == {logs[0]: "its topic '..' cannot be the name of a table"}
-    assert logs[0].exists()
+    assert landed.refused == {logs[2]: "its topic 'a/b' cannot be the name of a table"}
+    assert logs[2].exists()
     assert not (tmp_path / "_delta_log").exists()
-    assert [place.name for place in tables_below(LocalPlace(tmp_path / "lake"))] == ["a#ephemeral"]
+    names = {place.name for place in tables_below(LocalPlace(tmp_path / "lake"))}
+    assert names == {"a#ephemeral", "~.."}
 
 
 def test_the_place_decides_whether_topics_have_tables(tmp_path: Path) -> None:

@@ -190,10 +190,11 @@ class ArchiveOptions(OptionSet):
         elif (
             by - set(WHOSE)
             or self.bodies.schema is not None
+            or self.bodies.dead_letter_file is not None
             or self.bodies.body is not BodyKind.string
         ):
             raise ConfigurationError(
-                "--body, --schema and partitions of bodies are for tables",
+                "--body, --schema, --dead-letter-file and partitions of bodies are for tables",
                 hint="Give --store parquet or --store delta.",
             )
         naming = FileNaming(

@@ -18,6 +18,28 @@ TABLE = "Table"
 FailOnMisfit = Annotated[
     bool, opt("--fail-on-misfit", "Exit with status 6 if values did not fit their columns.", TABLE)
 ]
+DeadLetterPath = Annotated[
+    Path | None,
+    opt(
+        "--dead-letter-file FILE",
+        "Append messages that did not fit to this file too, for nsq redrive.",
+        TABLE,
+    ),
+]
+
+
+def check_dead_letters(path: Path | None, body: BodyKind) -> str:
+    """Return the absolute path of a file of dead letters, "" without one. Raises `NsqError`."""
+    from nsqtools.files.line_file import LineFile
+
+    if path is None:
+        return ""
+    if body is not BodyKind.json:
+        raise ConfigurationError(
+            "--dead-letter-file is for JSON bodies: other bodies always fit",
+            hint="Give --body json.",
+        )
+    return str(LineFile(path.absolute()).path)
 
 
 class TableFormat(Enum):
@@ -99,6 +121,7 @@ class BodyOptions(ColumnsChoice):
         "Of file names: whose time <PARTITION> is, arrival (default) or message.",
     )
     fail_on_misfit: FailOnMisfit = False
+    dead_letter_file: DeadLetterPath = None
 
     def plan(
         self,
@@ -126,7 +149,10 @@ class BodyOptions(ColumnsChoice):
         columns = tuple(name.removeprefix(".") for name in names)
         fields = self.fields(needed=False)
         chosen = self.choose_url(url, settings, has_many_topics=has_many_topics, info=info)
-        plan = TablePlan(chosen, is_delta, host, self.body, fields, columns, dict(settings))
+        letters = check_dead_letters(self.dead_letter_file, self.body)
+        plan = TablePlan(
+            chosen, is_delta, host, self.body, fields, columns, dict(settings), letters
+        )
         plan.check()
         return plan
 

@@ -178,6 +178,8 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
     (tmp_path / "note").write_text(f'echo "$1" >> {tmp_path / "paths"}')
     more = ["-n", "5", "--store", store, *upload, "--body", "json", "--json", "--fail-on-misfit"]
     more += ["--on-file", f"sh {tmp_path / 'note'} {{path}}"]
+    letters = tmp_path / "dead.jsonl"
+    more += ["--dead-letter-file", str(letters)]
 
     result = run_nsq(to_file(nsqd.tcp_address, tmp_path / "out", *more))
 
@@ -186,6 +188,8 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
     document = json.loads(result.out)
     names = ("uploaded", "not_uploaded", "on_file_failures", "misfits")
     assert [document[name] for name in names] == [1, 0, 0, 3]
+    redriven = run_nsq(["redrive", str(letters), "--dry-run"])
+    assert redriven.out.count(b"1 message for clicks: ") == 3
     printed = run_nsq(["archive", "cat", place])
     assert (printed.status, printed.err) == (0, "")
     rows = [json.loads(line) for line in printed.out.splitlines()]
