@@ -77,8 +77,15 @@ def _carry_out(place: Place, record_name: str, record: Mapping[str, Any]) -> Non
         place.put(hidden_name(name, MANIFEST), file["manifest"].encode())
         with suppress(FileNotFoundError):  # It was moved before a kill.
             place.move(file["name"], name)
-        if place.stat(name).size != file["size"]:
-            raise OutputError(f"{place / name} has changed, so what it replaces is kept")
+    if not all(_exists(place, name, file["size"]) for name, file in record["files"].items()):
+        # Before all new files are in place, no old one is deleted.
+        if not all(_exists(place, name) for name in record["replaces"]):
+            raise OutputError(f"{place} lacks files that replaced others", hint="Restore it.")
+        for name in record["files"]:
+            place.delete(name)
+            place.delete(hidden_name(name, MANIFEST))
+        place.delete(record_name)
+        return
     by_folder: dict[str, dict[str, int]] = {}
     for name, rows in record["replaces"].items():
         by_folder.setdefault(str(PurePosixPath(name).parent), {})[name] = rows
@@ -89,6 +96,12 @@ def _carry_out(place: Place, record_name: str, record: Mapping[str, Any]) -> Non
         place.delete(name)
         place.delete(hidden_name(name, MANIFEST))
     place.delete(record_name)
+
+
+def _exists(place: Place, name: str, size: int | None = None) -> bool:
+    with suppress(FileNotFoundError):
+        return place.stat(name).size == size or size is None
+    return False
 
 
 def _replaced_in(place: Place, folder: str) -> dict[str, int]:

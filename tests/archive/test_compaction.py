@@ -34,7 +34,7 @@ from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
-from nsqtools.archive.replacements import NOTES
+from nsqtools.archive.replacements import NOTES, Staged, replace_files
 from nsqtools.archive.slices import (
     Job,
     JobResult,
@@ -697,6 +697,23 @@ def test_a_schema_adds_columns_for_bodies_of_archives(tmp_path: Path) -> None:
     more = {"properties": {"user": {"type": "integer"}, "new": {"type": "integer"}}}
     again = compact(archive, output, body=BodyKind.json, fields=more)
     assert len(again.without_columns) == 2  # its days are there, and stay as they are
+
+
+def test_a_replacement_whose_new_files_are_gone_is_abandoned(tmp_path: Path) -> None:
+    """0.3.0 empties the folder in which they wait."""
+    for number in range(2):
+        land(write_archive(tmp_path / f"{number}.gz", [message(number)]), tmp_path / "lake")
+    lake = LocalPlace(tmp_path / "lake")
+    old = dict.fromkeys(table_files([lake])[lake], 1)
+    folder = Path(next(iter(old))).parent
+    staged = {f"{folder}/{n}.parquet": Staged(f"{NOTES}/staging/{n}", 1, "{}") for n in "ab"}
+    lake.put(f"{NOTES}/staging/a", b"x")
+    replace_files(lake, staged, old)
+    assert content(lake) == expected(range(2), "clicks")
+    assert {entry.name for entry in lake.list() if entry.name.endswith(".parquet")} == {*old}
+    (lake.path / next(iter(old))).unlink()
+    with pytest.raises(OutputError, match="lacks files that replaced others"):
+        replace_files(lake, staged, old)
 
 
 def test_a_folder_keeps_its_kind_of_bodies_in_place(tmp_path: Path) -> None:
