@@ -20,7 +20,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -85,7 +85,7 @@ class Matches:
 
 @dataclass(slots=True)
 class Erasure:
-    """One erasure: call `plan` and `run` while it is `locked`. Methods raise `NsqError`.
+    """One erasure: call `finish_earlier`, `plan` and `run`. Methods raise `NsqError`.
 
     ``is_match`` raises ``ValueError`` for a message that it cannot judge.
     """
@@ -98,29 +98,29 @@ class Erasure:
     unreachable: dict[str, str] = field(default_factory=dict)
     """Files that keep messages, or may, and the reasons."""
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the tables, and finish what a killed run began."""
-        with ExitStack() as locks:
-            for place in (*self.inputs.delta, *self.inputs.parquet):
-                locks.enter_context(place.lock(f"{NOTES}/lock"))
-                with translating_errors("use", place):
-                    finish_replacements(place)
-            for place in self.inputs.archives:
-                with translating_errors("use", place):
+    def __post_init__(self) -> None:
+        """Refuse tables that cannot be changed."""
+        for place in self.inputs.parquet:
+            with translating_errors("read", place):
+                check_whole_folder(place)
+        for place in self.inputs.delta:
+            DeltaCatalog(str(place)).check_writable(removes=True)
+
+    def finish_earlier(self) -> None:
+        """Finish what a killed run began."""
+        for place in self.inputs.places:
+            with translating_errors("use", place):
+                if place in self.inputs.archives:
                     _finish_archives(place)
-            yield
+                else:
+                    with place.lock(f"{NOTES}/lock"):
+                        finish_replacements(place)
 
     def plan(self) -> None:
         """Judge all messages.
 
         Raises `NsqError` for a message that cannot be judged, and for a damaged file.
         """
-        for place in self.inputs.parquet:
-            with translating_errors("read", place):
-                check_whole_folder(place)
-        for place in self.inputs.delta:
-            DeltaCatalog(str(place)).check_writable(removes=True)
         self.matches, self.messages = [], 0
         judged = set[str]()
         for archive in find_archives([str(place) for place in self.inputs.places]):
@@ -173,19 +173,19 @@ class Erasure:
         by_place: dict[Place, list[Matches]] = {}
         for matches in self.matches:
             by_place.setdefault(matches.archive.storage.absolute(), []).append(matches)
-        for place, group in by_place.items():
+        for place in (*by_place, *(table for table in self.inputs.delta if table not in by_place)):
+            group = by_place.get(place, ())
             with translating_errors("erase from", place):
-                if place in self.inputs.delta:
-                    _erase_from_delta(place, group)
-                elif place in self.inputs.parquet:
-                    _erase_from_folder(place, group)
-                else:
+                if place not in (*self.inputs.delta, *self.inputs.parquet):
                     for matches in group:
                         self._erase_from_archive(matches)
-        for place in self.inputs.delta:
-            vacuum = Vacuum(place, -MAX_CLOCK_SKEW_S, time.time())
-            vacuum.plan()
-            vacuum.run()
+                    continue
+                # A compaction since the plan has replaced files, and so ends this run.
+                with place.lock(f"{NOTES}/lock"):
+                    if place in self.inputs.delta:
+                        _erase_from_delta(place, group)
+                    else:
+                        _erase_from_folder(place, group)
         erased = self.matches
         self.plan()
         remaining, self.matches = self.matches, erased
@@ -330,8 +330,12 @@ def _erase_from_delta(place: Place, group: Sequence[Matches]) -> None:
                 adds.append(file)
         assert matches.archive.table is not None
         removes.append(matches.archive.table)
-    app_id = f"nsq-erase-{uuid4().hex}"
-    DeltaCatalog(str(place)).commit(adds, removes, app_id=app_id, number=1)
+    if group:
+        app_id = f"nsq-erase-{uuid4().hex}"
+        DeltaCatalog(str(place)).commit(adds, removes, app_id=app_id, number=1)
+    vacuum = Vacuum(place, -MAX_CLOCK_SKEW_S, time.time())
+    vacuum.plan()
+    vacuum.remove()
 
 
 def _erase_from_folder(place: Place, group: Sequence[Matches]) -> None:

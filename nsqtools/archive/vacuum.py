@@ -37,7 +37,7 @@ _LOG_ENTRY = re.compile(rf"{LOG}/(\d{{20}})\.(?:json|crc|checkpoint\.[\w.-]*parq
 
 @dataclass(slots=True)
 class Vacuum:
-    """The vacuum of one table: call `plan` and `run` while it is `locked`. Raises `NsqError`."""
+    """The vacuum of one table: call `plan`, which `run` repeats under a lock. Raises `NsqError`."""
 
     place: Place
     keep_s: float
@@ -126,7 +126,13 @@ class Vacuum:
         return removals
 
     def run(self) -> None:
-        """Remove what was planned."""
+        """Lock the table against compactions, and remove what a new plan finds."""
+        with self.locked():
+            self.plan()
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove what was planned. The table must be locked."""
         catalog = self._catalog
         with translating_errors("vacuum", self.place):
             if catalog is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated, Any
 
 from nsqtools.cli.options.params import Delimiter, DryRun, Json, Yes
@@ -56,24 +55,25 @@ def erase(
         return topics(message) and where(message)
 
     erasure = Erasure(find_inputs(paths), is_match, b"\n" if delimiter is None else delimiter)
-    with nullcontext() if dry_run else erasure.locked():
-        erasure.plan()
-        topics.check()
-        erased = sum(len(matches.rows) for matches in erasure.matches)
-        rows = [
-            {
-                "file": matches.archive.shown,
-                "messages": matches.messages,
-                "erased": len(matches.rows),
-            }
-            for matches in erasure.matches
-        ]
-        plan = [f"{row['file']}: erase {row['erased']} of {row['messages']}" for row in rows]
-        plan += [f"{table}: delete the history" for table in erasure.inputs.delta]
-        if plan and not dry_run:
-            if not runtime.confirm(plan, f"Erase {counted(erased, 'message')}?", yes=yes):
-                return ExitStatus.DONE
-            erasure.run()
+    if not dry_run:
+        erasure.finish_earlier()
+    erasure.plan()
+    topics.check()
+    erased = sum(len(matches.rows) for matches in erasure.matches)
+    rows = [
+        {
+            "file": matches.archive.shown,
+            "messages": matches.messages,
+            "erased": len(matches.rows),
+        }
+        for matches in erasure.matches
+    ]
+    plan = [f"{row['file']}: erase {row['erased']} of {row['messages']}" for row in rows]
+    plan += [f"{table}: delete the history" for table in erasure.inputs.delta]
+    if plan and not dry_run:
+        if not runtime.confirm(plan, f"Erase {counted(erased, 'message')}?", yes=yes):
+            return ExitStatus.DONE
+        erasure.run()
     if json:
         figures = {"messages": erasure.messages, "erased": erased}
         write_json(runtime, {**figures, "files": rows, "unreachable": erasure.unreachable})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.params import SAFETY, DryRun, Json, Yes
@@ -53,17 +52,14 @@ def vacuum(
     now_s = time.time()
     first_day = None if drop_older_than is None else day_before(now_s, drop_older_than)
     vacuums = [Vacuum(place, keep, now_s, first_day) for place in inputs.places]
-    with ExitStack() as locks:
+    for each in vacuums:
+        each.plan()
+    plan = [line for each in vacuums if (line := _plan_of(each))]
+    if not dry_run:
+        if plan and not runtime.confirm(plan, "Remove them?", yes=yes):
+            return ExitStatus.DONE
         for each in vacuums:
-            if not dry_run:
-                locks.enter_context(each.locked())
-            each.plan()
-        plan = [line for each in vacuums if (line := _plan_of(each))]
-        if plan and not dry_run:
-            if not runtime.confirm(plan, "Remove them?", yes=yes):
-                return ExitStatus.DONE
-            for each in vacuums:
-                each.run()
+            each.run()
     documents = list(map(_document, vacuums))
     if json:
         write_json(runtime, {"tables": documents})
