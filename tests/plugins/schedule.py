@@ -42,7 +42,10 @@ NOT_QUICK = """archive/test_power_cut.py client/test_backlog.py client/test_givi
 
 # what is built, or started, is shared by the tests of a file
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
-OWN_JVM = ("tests/fuzz/", "tests/spark/test_cluster.py")
+# What starts a Spark in a process of its own need not wait for the tests with the session.
+OWN_JVM = """fuzz/ cli/test_own_processes.py spark/test_cluster.py
+    spark/test_registration.py::test_a_plain_pyspark spark/test_session.py::test_a_signal_ends
+    spark/test_session.py::test_what_fails spark/test_session.py::test_what_is_missing"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,7 +81,8 @@ def group_of(node_id: str) -> str:
     """The tests that run on the same worker have the same group; most are alone in theirs."""
     if node_id.startswith(BUILDERS):
         return node_id.partition("::")[0]
-    if "spark" in node_id and not node_id.startswith(OWN_JVM):
+    own_jvm = tuple(OWN_JVM.split())
+    if "spark" in node_id and not node_id.removeprefix("tests/").startswith(own_jvm):
         return "spark"
     return node_id
 
