@@ -152,7 +152,7 @@ def test_requests_and_entries_survive_a_restart_of_nsqd(
 
 def test_a_producer_schedules_a_message(nsqd: GoNsqd, schedule: StartScheduler) -> None:
     schedule(nsqd)
-    due = datetime.now(UTC) + timedelta(seconds=1)
+    due = datetime.now(UTC) + timedelta(seconds=patience_s(1))  # both are to arrive before
     with Producer(nsqd.tcp_address) as producer:
         producer.publish("later", b"first", at=due, key="k")
         producer.publish("later", b"second \xff", at=due, key="k")
