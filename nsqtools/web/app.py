@@ -21,17 +21,17 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Scope
 
@@ -57,8 +57,7 @@ from nsqtools.web.access import (
     refusal_reason,
 )
 from nsqtools.web.actions import WebContext
-from nsqtools.web.pages import login
-from nsqtools.web.pages.site import Addresses, Packed, Site, packed_response
+from nsqtools.web.pages.site import Addresses, Packed, Site, environment, packed_response, theme_of
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -214,8 +213,8 @@ class Console:
             wait = {"Retry-After": str(int(exc.args[0]) + 1)}
             return _answer(scope, TOO_MANY, 429, wait)
         if user is None:
-            is_form = self._context.settings.has_login and login.is_browser(request)
-            return login.to_login(request, self._to) if is_form else _refuse_login(scope)
+            is_form = self._context.settings.has_login and is_browser(request)
+            return to_login(request, self._to) if is_form else _refuse_login(scope)
         scope["nsq.user"] = user
         return None
 
@@ -223,16 +222,16 @@ class Console:
         sessions, to = self._context.identities.sessions, self._to
         is_login = request.url.path == self._login_paths[0]
         if request.method != "POST":
-            return login.login_page(request, to, {}) if is_login else RedirectResponse(to.page("/"))
+            return login_page(request, to, {}) if is_login else RedirectResponse(to.page("/"))
         sessions.end(request.cookies.get(COOKIE, ""))
         if not is_login:
-            return login.logged_out(to)
+            return logged_out(to)
         fields = dict(parse_qsl(body.decode("utf-8", "replace")))
         authorization = request.scope["nsq.authorization"] = authorization_of(fields)
         if await self._context.identities.authenticate(request, authorization) is None:
-            return login.login_page(request, to, fields, "Wrong user or password")
+            return login_page(request, to, fields, "Wrong user or password")
         token = sessions.begin(authorization)
-        return login.logged_in(fields, to, token, is_secure=self._scheme == "https")
+        return logged_in(fields, to, token, is_secure=self._scheme == "https")
 
     def _log_refusal(self, request: Request, status: int) -> None:
         scope, address = request.scope, request.client.host if request.client else ""
@@ -447,3 +446,53 @@ class WebServer:
             self._certificate.get()
         self._context.identities.refresh()
         self._console.drop_unused_views()
+
+
+# -- logging in and out ---------------------------------------------------------------------------
+
+# Scripts send HTTP basic authentication and get 401. Only requests for HTML are led to the form.
+# The gate refuses forms of other sites, and ``SameSite`` keeps the cookie from them.
+
+
+def is_browser(request: Request) -> bool:
+    """Return whether a person waits for a page, who has not sent a user and a password."""
+    accept, authorization = (request.headers.get(name, "") for name in ("accept", "authorization"))
+    return "text/html" in accept and not authorization
+
+
+def to_login(request: Request, to: Addresses) -> Response:
+    """Return a redirect to the form, which leads back to the requested page."""
+    path, query = request.url.path, request.url.query
+    target = f"{path}?{query}" if query else path
+    if request.method != "GET" or target == to.page("/"):  # a form is not sent again
+        target = ""
+    return RedirectResponse(to.page("/login", next=target), 303)
+
+
+def login_page(
+    request: Request, to: Addresses, fields: Mapping[str, str], error: str = ""
+) -> Response:
+    """Return the page with the form, and with the reason if a login failed."""
+    page = environment().get_template("login.html")
+    values = {"to": to, "theme": theme_of(request), "error": error, "user": fields.get("user", "")}
+    text = page.render(**values, next=fields.get("next") or request.query_params.get("next", ""))
+    return HTMLResponse(text, 401 if error else 200)
+
+
+def logged_in(fields: Mapping[str, str], to: Addresses, token: str, *, is_secure: bool) -> Response:
+    """Return a redirect to the requested page, with the cookie of a session."""
+    target = fields.get("next", "")
+    # An address of another site begins with two slashes or has a scheme.
+    if not target.startswith("/") or target.startswith(("//", "/\\")):
+        target = to.page("/")
+    response = RedirectResponse(quote(target, safe="/%?&=#+:,.~"), 303)
+    path = to.page("/")
+    response.set_cookie(COOKIE, token, path=path, httponly=True, samesite="lax", secure=is_secure)
+    return response
+
+
+def logged_out(to: Addresses) -> Response:
+    """Return a redirect to the form that removes the cookie."""
+    response = RedirectResponse(to.page("/login"), 303)
+    response.delete_cookie(COOKIE, path=to.page("/"))
+    return response
