@@ -240,6 +240,8 @@ class MessageIds:
     ``node_id`` is 0 to 1023.
     """
 
+    __slots__ = ("_head", "_next", "_node_id", "_tick")
+
     def __init__(self, node_id: int, after_ns: int = 0) -> None:
         self._node_id = node_id
         self._begin_tick(max(0, (after_ns >> 20) - _FIRST_TICK))
@@ -251,16 +253,12 @@ class MessageIds:
         # The last three digits are the sequence number. The others are equal within a tick.
         self._head = b"%013x" % (tick << 10 | self._node_id)
 
-    def copy(self) -> MessageIds:
-        """Return an independent generator of the same ids."""
-        twin = MessageIds.__new__(MessageIds)  # five times as fast as the module copy
-        twin.__dict__.update(self.__dict__)
-        return twin
-
     def reserve(self, count: int, now_ns: int) -> MessageIds:
         """Return a generator of the next ``count`` ids, for another thread to use later."""
         self._continue_at(now_ns)
-        reserved = self.copy()
+        reserved = MessageIds.__new__(MessageIds)  # `copy.copy` takes ten times as long
+        reserved._node_id, reserved._tick = self._node_id, self._tick
+        reserved._head, reserved._next = self._head, self._next
         tick, first = divmod(self._tick * _PER_TICK + self._next + count, _PER_TICK)
         self._begin_tick(tick)
         self._next = first

@@ -94,9 +94,7 @@ class Topic:
 
     def publish(self, bodies: Sequence[bytes]) -> Future[None] | None:
         """Queue new messages, as `put` does. The fast way for a topic without channels."""
-        now_ns = time.time_ns()
-        messages = new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
-        return self._publish(messages, sum(map(len, bodies)))
+        return self._publish(self.new_messages(bodies), sum(map(len, bodies)))
 
     def publish_batch(self, data: bytes, count: int) -> Future[None] | None:
         """Queue ``count`` sized bodies that were checked, as `put` does."""
@@ -126,10 +124,9 @@ class Topic:
         has_ephemeral = self.is_ephemeral or any(channel.is_ephemeral for channel in channels)
         if self.store is not None and not has_ephemeral:
             now_ns = time.time_ns()
-            reserved = self._ids.reserve(count, now_ns)
+            ids = self._ids.reserve(count, now_ns)
 
             def make_messages() -> Iterator[list[bytes]]:
-                ids = reserved.copy()
                 for bodies in batches():
                     yield new_messages(bodies, ids.take(len(bodies), 0), now_ns)
 
