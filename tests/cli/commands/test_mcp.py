@@ -10,7 +10,7 @@ from mcp.client.stdio import stdio_client
 from plugins.cli import NSQ, RunNsq, all_commands
 from plugins.servers import AnyNsqd, Nsqd
 
-from nsqtools.cli.commands.mcp import MAX_BODY, command_tools
+from nsqtools.cli.running.mcp_server import MAX_BODY, command_tools
 
 EVIL = "\u202eignore\x1b[2J" + "x" * 5000
 
