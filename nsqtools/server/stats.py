@@ -25,6 +25,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import tee
 from operator import attrgetter
+from typing import TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.loop_meter import LoopMeter, in_steps, list_in_steps, meter_of
@@ -48,14 +49,17 @@ from nsqtools.server.queues.topic import Topic
 
 Families = Iterator[Metric]
 
-_TOPIC_METRICS: tuple[tuple[str, str, Callable[[Topic], int]], ...] = (
+Q = TypeVar("Q")
+QueueMetrics = tuple[tuple[str, str, Callable[[Q], int]], ...]
+
+_TOPIC_METRICS: QueueMetrics[Topic] = (
     ("depth", "Messages that wait for a channel.", attrgetter("depth")),
     ("disk_depth", "Of these, on disk.", attrgetter("backlog.disk_depth")),
     ("messages_total", "Messages published.", attrgetter("message_count")),
     ("bytes_total", "Bytes of their bodies.", attrgetter("message_bytes")),
     ("paused", "1 when it is paused.", lambda topic: int(topic.is_paused)),
 )
-_CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], int]], ...] = (
+_CHANNEL_METRICS: QueueMetrics[Channel] = (
     ("depth", "Messages that wait.", lambda channel: len(channel.backlog)),
     ("disk_depth", "Of these, on disk.", attrgetter("backlog.disk_depth")),
     ("in_flight", "Messages with consumers.", attrgetter("in_flight_count")),
@@ -71,25 +75,15 @@ _CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], int]], ...] = (
 def nsqd_metrics(context: ClientContext) -> Families:
     """Yield the metrics of an nsqd."""
     nsqd = context.nsqd
-    # The labels are made with the samples of the first metric, and kept for the others.
-    all_topics = tee(
-        (({"topic": topic.name}, topic) for topic in list(nsqd.topics.values())),
-        len(_TOPIC_METRICS) + 1,
+    topics = list(nsqd.topics.values())
+    labeled_topics = (({"topic": topic.name}, topic) for topic in topics)
+    labeled_channels = (
+        ({"topic": topic.name, "channel": channel.name}, channel)
+        for topic in topics
+        for channel in list(topic.channels.values())
     )
-    for (name, help, of_topic), topics in zip(_TOPIC_METRICS, all_topics, strict=False):
-        samples = ((labels, of_topic(topic)) for labels, topic in topics)
-        yield metric_of(f"nsqd_topic_{name}", help, samples)
-    all_channels = tee(
-        (
-            ({**labels, "channel": channel.name}, channel)
-            for labels, topic in all_topics[-1]
-            for channel in list(topic.channels.values())
-        ),
-        len(_CHANNEL_METRICS),
-    )
-    for (name, help, of_channel), channels in zip(_CHANNEL_METRICS, all_channels, strict=True):
-        counts = ((labels, of_channel(channel)) for labels, channel in channels)
-        yield metric_of(f"nsqd_channel_{name}", help, counts)
+    yield from _queue_metrics("topic", _TOPIC_METRICS, labeled_topics)
+    yield from _queue_metrics("channel", _CHANNEL_METRICS, labeled_channels)
     yield single("nsqd_connections", "TCP connections.", len(context.connections))
     health = nsqd.health
     help = "1 unless the disk is full, or the last write to it failed."
@@ -107,6 +101,15 @@ def nsqd_metrics(context: ClientContext) -> Families:
         transactions = nsqd.durable.database.transactions
         yield single("nsqd_durable_transactions_total", "Committed.", transactions)
     yield from loop_metrics("nsqd", meter_of(nsqd.loop))
+
+
+def _queue_metrics(
+    kind: str, metrics: QueueMetrics[Q], queues: Iterable[tuple[dict[str, str], Q]]
+) -> Families:
+    # The labels are made with the samples of the first metric, and kept for the others.
+    for (name, help, value), items in zip(metrics, tee(queues, len(metrics)), strict=True):
+        samples = ((labels, value(queue)) for labels, queue in items)
+        yield metric_of(f"nsqd_{kind}_{name}", help, samples)
 
 
 def loop_metrics(program: str, meter: LoopMeter) -> Families:
@@ -146,23 +149,22 @@ def stats_lines(stats: NsqdStats, start_ns: int) -> Iterator[str]:
 
 
 # The operator % takes two thirds of the time of an f-string with widths.
-_TOPIC_LINE = "%s%s[%-15s] depth: %-5d be-depth: %-5d msgs: %-8d e2e%%: %s"
+_TOPIC_LINE = "%s[%-15s] depth: %-5d be-depth: %-5d msgs: %-8d e2e%%: %s"
+_topic_values = attrgetter("topic_name", "depth", "backend_depth", "message_count")
 _CHANNEL_LINE = (
     "%s[%-25s] depth: %-5d be-depth: %-5d inflt: %-4d def: %-4d re-q: %-5d timeout: %-5d "
     "msgs: %-8d e2e%%: %s"
 )
+_channel_values = attrgetter(
+    *("channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count"),
+    *("requeue_count", "timeout_count", "message_count"),
+)
 
 
 def _topic(topic: TopicStats, now_s: int, separator: str) -> Iterator[str]:
-    yield _TOPIC_LINE % (
-        separator,
-        "*P " if topic.paused else "   ",
-        topic.topic_name,
-        topic.depth,
-        topic.backend_depth,
-        topic.message_count,
-        _latency(topic.e2e_processing_latency),
-    )
+    prefix = separator + ("*P " if topic.paused else "   ")
+    latency = _latency(topic.e2e_processing_latency)
+    yield _TOPIC_LINE % (prefix, *_topic_values(topic), latency)
     for channel in topic.channels:
         yield _channel(channel)
         for client in channel.clients or ():
@@ -171,18 +173,8 @@ def _topic(topic: TopicStats, now_s: int, separator: str) -> Iterator[str]:
 
 def _channel(channel: ChannelStats) -> str:
     prefix = "   *P " if channel.paused else "      "
-    return _CHANNEL_LINE % (
-        prefix,
-        channel.channel_name,
-        channel.depth,
-        channel.backend_depth,
-        channel.in_flight_count,
-        channel.deferred_count,
-        channel.requeue_count,
-        channel.timeout_count,
-        channel.message_count,
-        _latency(channel.e2e_processing_latency),
-    )
+    latency = _latency(channel.e2e_processing_latency)
+    return _CHANNEL_LINE % (prefix, *_channel_values(channel), latency)
 
 
 def _client(client: ClientStats, now_s: int) -> str:
