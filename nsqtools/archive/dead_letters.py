@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR
@@ -34,26 +33,20 @@ def append_dead_letters(plan: TablePlan, drafts: Iterable[Draft]) -> None:
     for draft in drafts:
         topic = draft.file.partition["topic"] or ""
         for batch in read(Path(draft.path), _COLUMNS):
-            if ERROR in batch.schema.names and (lines := b"".join(dead_letters(batch, topic))):
+            if ERROR not in batch.schema.names:
+                continue
+            rows = batch.filter(compute.is_valid(batch[ERROR])).to_pylist()
+            if lines := b"".join(dead_letter(row, topic) for row in rows):
                 with adding_path_to_errors(path):
                     file.append(lines)
 
 
-def dead_letters(batch: pyarrow.RecordBatch, topic: str) -> Iterator[bytes]:
-    """Iterate over the lines of the messages of a topic with an error."""
-    now_ns = time.time_ns()
-    for row in batch.filter(compute.is_valid(batch[ERROR])).to_pylist():
-        message = _message(row, topic, now_ns)
-        yield encode_dead_letter(
-            topic, message.nsqd, message, error=row[ERROR], failed_at_ns=now_ns
-        )
-
-
-def _message(row: dict[str, Any], topic: str, now_ns: int) -> Envelope:
-    text = row["body"]
+def dead_letter(row: Mapping[str, Any], topic: str) -> bytes:
+    """Return the line of a row of a table with an error."""
+    now_ns, text = time.time_ns(), row["body"]
     body: bytes = row["body_bytes"] if text is None else text.encode()
     # A bare body has no id, and each dead letter needs one.
     id = row["id"] or hashlib.blake2s(body, digest_size=8).hexdigest()
-    return Envelope(
-        topic, row["nsqd"] or "", id.encode(), row["ts_ns"] or now_ns, row["attempts"] or 1, body
-    )
+    nsqd, attempts = row["nsqd"] or "", row["attempts"] or 1
+    message = Envelope(topic, nsqd, id.encode(), row["ts_ns"] or now_ns, attempts, body)
+    return encode_dead_letter(topic, nsqd, message, error=row[ERROR], failed_at_ns=now_ns)

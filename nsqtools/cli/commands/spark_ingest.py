@@ -22,7 +22,13 @@ from nsqtools.cli.options.spark_options import (
     place,
     place_opt,
 )
-from nsqtools.cli.options.tables import ColumnsChoice, FailOnMisfit, TableFormat
+from nsqtools.cli.options.tables import (
+    ColumnsChoice,
+    DeadLetterPath,
+    FailOnMisfit,
+    TableFormat,
+    check_dead_letters,
+)
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
@@ -177,6 +183,7 @@ def ingest(
     json: Json = False,
     bodies: ColumnsChoice,
     fail_on_misfit: FailOnMisfit = False,
+    dead_letter_file: DeadLetterPath = None,
     connection: ConsumerConnection,
     spark: SparkChoice,
     runtime: Session,
@@ -207,7 +214,13 @@ def ingest(
         runtime.info("nsq: --trigger has no effect with --once")
     columns = Bodies(bodies.body, bodies.fields(needed=True))
     is_delta = format is TableFormat.delta
-    places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, is_delta)
+    if dead_letter_file is not None and not is_delta:
+        raise ConfigurationError(
+            "nsq spark ingest --dead-letter-file needs --format delta",
+            hint="In Parquet, query the rows whose _error is not null.",
+        )
+    letters = check_dead_letters(dead_letter_file, bodies.body)
+    places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, is_delta, letters)
     options = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     options["failOnDataLoss"] = str(fail_on_data_loss).lower()
     check_input(archive, topics)

@@ -37,6 +37,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -46,6 +48,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
+from nsqtools.archive.dead_letters import dead_letter
 from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, refuse_other_form
 from nsqtools.archive.finding import committed_names
 from nsqtools.archive.layout import TimeRange
@@ -53,6 +56,7 @@ from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_
 from nsqtools.archive.slices import prepare_table
 from nsqtools.client.change_log import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.files.line_file import LineFile
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
@@ -81,12 +85,17 @@ class IngestMark:
 
 
 class IngestPlaces(NamedTuple):
-    """The places of a query, and its format: columns for bodies, Parquet or Delta."""
+    """The places of a query, and its format: columns for bodies, Parquet or Delta.
+
+    ``dead_letters`` is the path of a file on the driver, which copies of the messages that do not
+    fit are appended to.
+    """
 
     output: Place
     checkpoint: Place
     bodies: Bodies = BYTES
     is_delta: bool = False
+    dead_letters: str = ""
 
     @property
     def damage(self) -> Place:
@@ -472,6 +481,7 @@ def _parse_lag(latest: Any) -> dict[str, Any]:
 # A task writes the files of a few partitions one after the other. More tasks than this would mostly
 # cost scheduling, as a batch has at most a million rows by default.
 MAX_TASKS = 64
+LETTERS_PER_APPEND = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +504,14 @@ class DeltaSink:
             first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
             if partitions := cached.groupBy(*PARTITIONS).agg(first, last).collect():
                 rows = self._new_rows(cached, partitions)
+                if self.places.dead_letters:
+                    misfits = rows.where(F.col(ERROR).isNotNull()).toLocalIterator()
+                    file = LineFile(Path(self.places.dead_letters))
+                    while letters := [
+                        dead_letter(row.asDict(), row.topic or "")
+                        for row in islice(misfits, LETTERS_PER_APPEND)
+                    ]:
+                        file.append(b"".join(letters))
                 shuffled = rows.repartition(min(len(partitions), MAX_TASKS), *PARTITIONS)
                 writer = shuffled.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
                 writer = writer.options(app=query, number=str(number + 1))

@@ -21,6 +21,7 @@ from plugins.waiting import wait_until
 
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import decode_dead_letter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -203,7 +204,7 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
 def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies(
     run_spark: RunSpark, valid_json: ValidJson, nsqd: GoNsqd, tmp_path: Path
 ) -> None:
-    schema = tmp_path / "schema.json"
+    schema, letters = tmp_path / "schema.json", tmp_path / "dead.jsonl"
     schema.write_text('{"properties": {"n": {"type": "integer"}, "a.b": {"type": "integer"}}}')
     for topic in ("clicks", "views", "web_a", "web_b", "other"):
         nsqd.create_topic(topic)
@@ -214,7 +215,11 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
 
     for format, topics, chosen in (
         ("parquet", ["clicks", "views"], ["-t", "clicks", "-t", "views"]),
-        ("delta", ["web_a", "web_b"], ["--topic-pattern", "^web_"]),
+        (
+            "delta",
+            ["web_a", "web_b"],
+            ["--topic-pattern", "^web_", "--dead-letter-file", letters],
+        ),
     ):
         lake, out = tmp_path / format, tmp_path / "compacted"
         places = ["-o", lake, "--checkpoint", tmp_path / f"{format}.cp", "--format", format]
@@ -230,6 +235,10 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
         found = run_spark("sql", f"{query} order by 1", lake, "--json")
         assert [json.loads(line) for line in found.out.splitlines()] == rows
 
+    errors = [decode_dead_letter(line) for line in letters.read_bytes().splitlines()]
+    assert sorted((message.topic, message.body, error) for message, error in errors) == [
+        (topic, b"no JSON", "it is not JSON") for topic in topics
+    ]
     compacted = run_spark("compact", lake, "-o", out, "--open-days", "--format", format)
     assert compacted.status == 0, compacted.err
     assert "2 bodies did not fit their columns" in compacted.err
