@@ -11,9 +11,7 @@
     onDamage=report    skip damage, and report it in damagePath
     partitionBytes     the approximate amount of a file that a task reads (16MiB)
     minPartitions      the least number of tasks, approximately
-    filterPushdown     true skips files and members by the query's own filters on topic, timestamp
-                       and ts_ns, and rows by those on nsqd; for one query that reads it once;
-                       needs spark.sql.python.filterPushdown.enabled=true
+    filterPushdown     true had the filters of a query applied to later queries, so it has no effect
 
     startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
@@ -27,6 +25,7 @@ partitions with copies of it on executors, so creating a reader must be cheap.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,8 +48,14 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.stream_format import StreamReader
 
+log = logging.getLogger("nsqtools")
+
 FORMAT = "nsq-archive"
 PUSHDOWN = "filterPushdown"
+# Spark keeps a reader and the filters that it was given, and also reads with it for later queries
+# of the DataFrame without a filter. So only `nsq spark sql`, which knows all scans of its queries,
+# gives this value.
+ONE_SCAN = "one-scan"
 
 COMPARISONS = {"EqualTo": "=", "In": "in", "LessThan": "<", "LessThanOrEqual": "<="}
 COMPARISONS |= {"GreaterThan": ">", "GreaterThanOrEqual": ">="}
@@ -70,8 +75,11 @@ class ArchiveFormat(DataSource):
     def reader(self, schema: StructType) -> ArchiveReader:
         options = Options(FORMAT, self.options)
         settings = archive_settings(options)
-        reader = PruningReader if options.flag(PUSHDOWN, default=False) else ArchiveReader
+        pushdown = options.choice(PUSHDOWN, ("false", "true", ONE_SCAN))
         options.end()
+        if pushdown == "true":
+            log.warning("%s has no effect: give the options topics, since and until", PUSHDOWN)
+        reader = PruningReader if pushdown == ONE_SCAN else ArchiveReader
         return reader(settings, columns(schema, settings.bodies.archived_schema()))
 
     def streamReader(self, schema: StructType) -> StreamReader:
@@ -114,7 +122,7 @@ class ArchiveReader(DataSourceReader):
 
 
 class PruningReader(ArchiveReader):
-    """Skips files and members by the query's own filters.
+    """Skips files and members by the filters of a query, which is the only one that reads with it.
 
     Spark refuses a reader with this method unless `PUSHDOWN_CONF` is on; it is off by default.
     """

@@ -37,7 +37,7 @@ def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Options, "end", lambda options: asked.update(options._known.values()))
     options = Options("nsq-archive", {"path": "/archive"})
     archive_settings(options), stream_settings(options)
-    options.flag(PUSHDOWN, default=False)
+    options.text(PUSHDOWN)
     options.end()
     spool = {"channel": "spark", "spoolDir": "/spool"}
     topic_settings({"topic": "clicks", **spool}, {})

@@ -8,7 +8,7 @@ import pytest
 from plugins.archives import Writer, write_archive
 from plugins.spark import SparkSession
 
-from nsqtools.archive.layout import Head
+from nsqtools.archive.layout import Head, index_of
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.read_settings import ReadSettings
 
@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from nsqtools.spark.archive_format import PruningReader
+from nsqtools.spark.archive_format import ONE_SCAN, PruningReader
 
 BASE_NS = 1_700_000_000_000_000_000
 
@@ -171,13 +171,13 @@ def test_rows_of_other_nsqd_are_not_even_handed_to_spark(tmp_path: Path) -> None
         assert [body.as_py() for batch in found for body in batch.column("body")] == expected
 
 
-def test_spark_pushes_filters_where_it_is_asked_to(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_pushes_filters_for_one_scan_only(spark: SparkSession, tmp_path: Path) -> None:
     write_archive(tmp_path / "a.log.gz", messages(0, 30), topic="a")
     head = Head(f"{7:032x}", 1)
     other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b", head=head)
     data = other.read_bytes()
     other.write_bytes(data[:-12] + bytes(4) + data[-8:])  # reading it would fail
-    reader = spark.read.format("nsq-archive").option("filterPushdown", "true")
+    reader = spark.read.format("nsq-archive").option("filterPushdown", ONE_SCAN)
     rows = reader.load(str(tmp_path)).where(f"topic = 'a' AND ts_ns >= {BASE_NS + 10}")
 
     assert rows.count() == 20
@@ -186,3 +186,8 @@ def test_spark_pushes_filters_where_it_is_asked_to(spark: SparkSession, tmp_path
         reader.load(str(tmp_path)).count()
     (tmp_path / "empty").mkdir()
     assert reader.load(str(tmp_path / "empty")).count() == 0
+    other.unlink()
+    index_of(other).unlink()
+    loaded = reader.option("filterPushdown", "true").load(str(tmp_path))
+    assert loaded.where(f"ts_ns >= {BASE_NS + 10}").count() == 20
+    assert loaded.count() == 30  # without the filter of the query before

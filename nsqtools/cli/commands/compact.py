@@ -312,7 +312,7 @@ def report_outcome(runtime: Runtime, compactions: Sequence[Compaction]) -> ExitS
     )
     for day, count in open_days.items():
         topics = counted(count, "topic")
-        runtime.info(f"nsq: {day} ({topics}) is left out: it has not ended, see --grace")
+        runtime.info(f"nsq: {day} ({topics}) is left out: it has not ended, see --open-days")
     if bare := sum(result.read for result in results if result.key.day is None):
         runtime.info(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"

@@ -23,6 +23,7 @@ from nsqtools.archive.finding import find_inputs, table_files
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.scratch import scratch_directory
+from nsqtools.spark.archive_format import ONE_SCAN, PUSHDOWN
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
 from nsqtools.spark.format_options import read_place
@@ -106,8 +107,7 @@ def plan_query(
             can_push = spark.conf.get(PUSHDOWN_CONF, "false") == "true"
             for view in archives:
                 used = scans.get(view.name, [])
-                # Spark applies the pushed filters of one scan to every scan of a view.
-                options["filterPushdown"] = str(can_push and len(used) == 1)
+                options[PUSHDOWN] = ONE_SCAN if can_push and len(used) == 1 else "false"
                 names = set[str]().union(*used) if used else columns.names
                 reader = spark.read.format("nsq-archive").options(**options)
                 rows = load_columns(reader, view.paths, names, columns)
