@@ -431,7 +431,6 @@ class ConsumerIO:
         for topic, discovery in self._discoveries.items():
             discovery.begin(self.loop, partial(self._listed, topic))
         self.loop.call_every(LIVENESS_TICK_S, self._watch_liveness)
-        self._schedule_redistribution()
         self._note_progress()
 
     # -- connecting -----------------------------------------------------------------------------
@@ -465,7 +464,6 @@ class ConsumerIO:
         connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
         self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
-        self._schedule_redistribution()
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
         self._events.connected(subscription.nsqd)
@@ -570,7 +568,6 @@ class ConsumerIO:
     def _limit_changed(self, count: int) -> None:
         if count != self.rdy.max_in_flight:
             self.rdy.set_max_in_flight(count, self.loop.now())
-            self._schedule_redistribution()
             self.loop.wake()  # this turn may have sent its RDY changes already
 
     def is_full(self, idle_s: float) -> bool:
@@ -596,9 +593,7 @@ class ConsumerIO:
     def _test(self) -> None:
         if self._stopping:
             return
-        if self.rdy.test(self.loop.now()):
-            self._schedule_redistribution()
-        else:
+        if not self.rdy.test(self.loop.now()):
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
     # -- each turn, and periodically ------------------------------------------------------------
@@ -626,6 +621,7 @@ class ConsumerIO:
                 self.loop.call_later(COLLECT_S, self._collect_later)
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
+        self._schedule_redistribution()
         for subscription in collected:
             subscription.send_answers()
         if self._stopping:
@@ -647,10 +643,9 @@ class ConsumerIO:
 
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
-        self._schedule_redistribution()
 
     def _schedule_redistribution(self) -> None:
-        """Call `_redistribute` from now on at the interval that RDY needs."""
+        """Call `_redistribute` from now on at the interval that RDY needs after this turn."""
         interval_s = self.options.rdy_redistribute_interval_s
         if self.rdy.rotates:
             interval_s = min(interval_s, PROBE_S)
@@ -674,8 +669,8 @@ class ConsumerIO:
         self._stopping = Stopping(now, self.options.drain_timeout_s, drain)
         self._stop_connecting()
         self.loop.call_later(REPORT_STOP_AFTER_S, self._log_drain_wait)
+        self.rdy.close()
         for subscription in self.subscriptions:
-            self.rdy.close(subscription, now)
             # Only once: a second CLS is a fatal error for nsqd.
             subscription.connection.write(commands.CLS)
 

@@ -13,7 +13,9 @@ Two invariants hold after every event:
   after RDY was lowered, so without this rule moving RDY would double them (pynsq#177).
 
 Ungranted increases are kept in `_wanting` and retried when room appears. The sums are running
-totals, so the cost of an answer does not depend on the number of connections.
+totals, so the cost of an answer does not depend on the number of connections. Shares do, so
+arrivals, losses and limits only mark them as outdated, and `take_changes` computes them again once:
+a thousand connections that subscribe in one turn cost one pass, not a thousand.
 
 Shares are even, except for *idle* connections: those without messages for a moment while another
 connection has used all of its RDY. An idle connection has RDY 1 until it is full from tick to tick,
@@ -64,8 +66,9 @@ LENT_SHARE = 0.08
 
 K = TypeVar("K", bound=Hashable)
 
-# Modes of backoff. Not an enum, because looking up a member of one costs as much as a call.
-NORMAL, WAIT, TEST = "normal", "wait", "test"
+# Modes of backoff, and of a stop. Not an enum, because looking up a member of one costs as much as
+# a call.
+NORMAL, WAIT, TEST, CLOSED = "normal", "wait", "test", "closed"
 
 
 @dataclass(slots=True)
@@ -80,7 +83,6 @@ class ReadyState:
     last_room: float = -math.inf  # when it last lost RDY unused for at least `PROBED_S`
     credit: int = 0  # messages until RDY is used up, for an nsqd that counts it so
     in_flight: int = 0
-    closing: bool = False
     was_full: bool = False  # at any time since the last tick
     full_ticks: int = 0  # consecutive ticks at which it was full
     is_idle: bool = False
@@ -112,9 +114,11 @@ class ReadyControl(Generic[K]):
         self._use = 0
         self._rdy = 0
         self.in_flight = 0
-        self._sharers = 0  # number of connections that are not closing
         self._idle_share = 0  # RDY of all idle connections together
         self.is_scarce = False  # some connections must wait for RDY
+        self._outdated_at: float | None = None  # shares, by an event at this time
+        self._newcomers: list[K] = []  # since the last computation of shares
+        self._has_room = False  # a connection was lost since then, or the limit has changed
         self.mode = NORMAL
         self.level = 0  # of backoff
         self._tester: K | None = None
@@ -123,15 +127,16 @@ class ReadyControl(Generic[K]):
     @property
     def rotates(self) -> bool:
         """Return whether connections without messages pass RDY on."""
-        return self.is_scarce or self._idle_share > 0 or (self.mode == TEST and self._sharers > 1)
+        is_testing = self.mode == TEST and len(self.states) > 1
+        return self.is_scarce or self._idle_share > 0 or is_testing
 
     @property
     def is_starved(self) -> bool:
         """Return whether a connection has 85 % of its RDY in flight, so that unanswered messages
         should be answered. Idle connections do not count, or each of their messages would be
         answered alone."""
-        return any(
-            not (s.closing or s.is_idle) and 0 < s.in_flight >= s.rdy * STARVED_AT
+        return self.mode != CLOSED and any(
+            not s.is_idle and 0 < s.in_flight >= s.rdy * STARVED_AT
             for s in list(self.states.values())  # a copy, because other threads call this
         )
 
@@ -149,15 +154,15 @@ class ReadyControl(Generic[K]):
 
         That is so if it has had room in its RDY for `PROBED_S`, now or at a time after ``since``.
         """
-        return all(
-            s.closing
-            or (s.rdy > s.in_flight and now - s.last_change >= PROBED_S)
-            or s.last_room > since
+        return self.mode == CLOSED or all(
+            (s.rdy > s.in_flight and now - s.last_change >= PROBED_S) or s.last_room > since
             for s in list(self.states.values())  # a copy, because other threads call this
         )
 
     def take_changes(self) -> list[tuple[K, int]]:
         """Return and forget the RDY commands to send, in order."""
+        if self._outdated_at is not None:
+            self._share_out(self._outdated_at)
         changes, self._changes = self._changes, []
         return changes
 
@@ -166,38 +171,30 @@ class ReadyControl(Generic[K]):
     def add(self, key: K, cap: int, now: float) -> None:
         """A connection has subscribed."""
         self.states[key] = ReadyState(cap, last_message=now, last_change=now)
-        self._count_sharers()
-        if self.mode == NORMAL:
-            self._lower_to_share(now)
-            self._set(key, 1, now)
-        self._find_tester(now)
+        self._newcomers.append(key)
+        self._outdated_at = now
 
     def remove(self, key: K, now: float) -> None:
         """Remove a lost connection, whose messages nsqd will deliver again."""
         state = self.states[key]
         self._update(state, 0, 0)
         del self.states[key]
-        self._count_sharers()
         self._wanting.pop(key, None)
-        self._changes = [change for change in self._changes if change[0] != key]
+        if self._changes:
+            self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
             self._tester = None
-        if self.mode == NORMAL:
-            self._raise_to_share(now)
-        self._find_tester(now)
+        self._has_room = True
+        self._outdated_at = now
 
-    def close(self, key: K, now: float) -> None:
-        """Grant no further RDY to a connection on which CLS is sent."""
-        self._changes = [change for change in self._changes if change[0] != key]
-        state = self.states[key]
-        state.closing = True
-        self._count_sharers()
-        state.credit = 0
-        self._update(state, 0, state.in_flight)
-        self._wanting.pop(key, None)
-        if key == self._tester:
-            self._tester = None
-        self._find_tester(now)
+    def close(self) -> None:
+        """Grant no further RDY, because CLS is sent on all connections."""
+        self.mode = CLOSED
+        self._tester = None
+        self._changes.clear()
+        self._wanting.clear()
+        for state in self.states.values():
+            self._update(state, 0, state.in_flight)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -240,17 +237,16 @@ class ReadyControl(Generic[K]):
     def set_max_in_flight(self, max_in_flight: int, now: float) -> None:
         """Change the total; 0 pauses, also in backoff."""
         self.max_in_flight = max_in_flight
-        self._count_sharers()
         self._wanting.clear()
-        if self.mode == NORMAL:
-            self._lower_to_share(now)
-            self._raise_to_share(now)
-        elif max_in_flight == 0:
+        if max_in_flight == 0:
             self._release_tester(now)
-        self._find_tester(now)
+        self._has_room = True
+        self._outdated_at = now
 
     def redistribute(self, now: float) -> None:
         """Move RDY to connections that need it. Called periodically."""
+        if self._outdated_at is not None:
+            self._share_out(now)
         if self.mode == TEST:
             self._move_idle_tester(now)
         elif self.mode == NORMAL:
@@ -267,7 +263,7 @@ class ReadyControl(Generic[K]):
 
     def failed(self, now: float) -> float | None:
         """Record a requeue with backoff. A max_backoff_duration of 0 disables backoff."""
-        if self.mode is WAIT or self._options.max_backoff_duration_s <= 0:
+        if self.mode in (WAIT, CLOSED) or self._options.max_backoff_duration_s <= 0:
             return None
         if self.mode is NORMAL:
             self.level = 1
@@ -309,7 +305,7 @@ class ReadyControl(Generic[K]):
 
     def test(self, now: float) -> bool:
         """End the wait with RDY 1 for one connection; return False without a connection."""
-        if not self._sharers:
+        if not self.states:
             return False
         self.mode = TEST
         self._tester = None
@@ -318,11 +314,25 @@ class ReadyControl(Generic[K]):
 
     # -- inside ---------------------------------------------------------------------------------
 
+    def _share_out(self, now: float) -> None:
+        """Apply the events since the last call: lower RDY first, and then use the room."""
+        self._outdated_at = None
+        self._count_sharers()
+        if self.mode == NORMAL:
+            self._lower_to_share(now)
+            for key in self._newcomers:
+                if key in self.states:
+                    self._set(key, 1, now)
+            if self._has_room:
+                self._raise_to_share(now)
+        self._newcomers.clear()
+        self._has_room = False
+        self._find_tester(now)
+
     def _count_sharers(self) -> None:
-        sharers = [state for state in self.states.values() if not state.closing]
+        sharers = self.states.values()
         idle_count = sum([state.is_idle for state in sharers])
         total = self.max_in_flight
-        self._sharers = len(sharers)
         self._idle_share = min(idle_count, (total + 1) // 2)
         left, count = total - self._idle_share, len(sharers) - idle_count
         # The smallest caps first, so that the others get what those cannot use.
@@ -338,7 +348,7 @@ class ReadyControl(Generic[K]):
 
     def _update_idle(self, now: float) -> None:
         """Decide which connections are idle."""
-        live = [state for state in self.states.values() if not state.closing]
+        live = self.states.values()
         is_short = has_changed = False
         for state in live:
             is_full = state.was_full or state.in_flight >= state.rdy > 0
@@ -382,8 +392,7 @@ class ReadyControl(Generic[K]):
             if self._use >= self.max_in_flight and state.in_flight <= state.rdy:
                 # The same as `_set`, at a fifth of the cost: with a thousand connections this is
                 # most of a tick.
-                if not state.closing:
-                    self._wanting[key] = None
+                self._wanting[key] = None
             else:
                 self._set(key, state.share, now)
 
@@ -397,8 +406,6 @@ class ReadyControl(Generic[K]):
     def _set(self, key: K, target: int, now: float) -> None:
         """Change the RDY of a connection to ``target``, as far as the invariants allow."""
         state = self.states[key]
-        if state.closing:
-            return
         count = min(target, state.cap)
         if count > state.rdy:
             others = self._use - max(state.rdy, state.in_flight)
@@ -432,9 +439,8 @@ class ReadyControl(Generic[K]):
         """
         if self.mode != TEST or self._tester is not None or self.max_in_flight == 0:
             return
-        keys = [key for key, state in self.states.items() if not state.closing]
-        idle = [key for key in keys if not self.states[key].in_flight]
-        busy = [key for key in keys if self.states[key].in_flight]
+        idle = [key for key, state in self.states.items() if not state.in_flight]
+        busy = [key for key, state in self.states.items() if state.in_flight]
         if idle and self.in_flight < self.max_in_flight:
             self._rng.shuffle(idle)
             self._tester = min(idle, key=lambda key: self.states[key].last_change)
@@ -451,10 +457,10 @@ class ReadyControl(Generic[K]):
             self._tester = None
 
     def _move_idle_tester(self, now: float) -> None:
-        if self._tester is None or self._sharers < 2:
+        if self._tester is None or len(self.states) < 2:
             return
-        state = self.states[self._tester]
-        if not state.in_flight and now - state.last_change >= self._dwell_s(1, self._sharers - 1):
+        state, others = self.states[self._tester], len(self.states) - 1
+        if not state.in_flight and now - state.last_change >= self._dwell_s(1, others):
             self._release_tester(now)
             self._find_tester(now)
 
@@ -465,7 +471,7 @@ class ReadyControl(Generic[K]):
 
     def _rotate(self, now: float) -> None:
         """Take RDY from some connections, and grant the free RDY to waiting ones."""
-        live = [(key, state) for key, state in self.states.items() if not state.closing]
+        live = list(self.states.items())
         # A connection that lent its RDY comes first, because it has messages. Then those that have
         # waited longest.
         waiting = [(key, state) for key, state in live if not state.rdy]
