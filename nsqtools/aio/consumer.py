@@ -16,15 +16,16 @@ import collections
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Self
 
 from nsqtools.aio.producer import claim_running_loop
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
 from nsqtools.client.consumer import RATE_CHECK_S, TARGET_HOLD_S, BatchCollector, ConsumerCore
 from nsqtools.client.handling import Handling, OnHandled, check_count
-from nsqtools.client.message import Batch, Message, requeue_undelivered
+from nsqtools.client.message import Batch, Message, batches_of, requeue_undelivered
 from nsqtools.client.rate_limit import RateLimit
 from nsqtools.protocol.arguments import NONE, NUMBER, check_argument
 
@@ -82,9 +83,8 @@ class Consumer(ConsumerCore):
 
     _new_backlog = _LoopBacklog
     _backlog: _LoopBacklog
-    # The batch that the tasks share. Messages from `_reached` to `_count` are not handed out yet.
-    _shared: Batch
-    _in_flight: Mapping[bytes, Message]
+    # Messages that the tasks share. Those from `_reached` to `_count` are not handed out yet.
+    _shared: Sequence[Message]
     _count = _reached = 0
     _taken_at = _until = _yields_at = 0.0
     _share = 1  # messages to take at a time
@@ -130,8 +130,8 @@ class Consumer(ConsumerCore):
         return await asyncio.shield(asyncio.to_thread(self.wait_for_end, timeout_s))
 
     def _requeue_remainder(self) -> None:
-        if remainder := self._take_remainder():
-            requeue_undelivered(remainder)
+        for batch in self._take_remainder():
+            requeue_undelivered(batch)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -286,12 +286,13 @@ class Consumer(ConsumerCore):
         took_s = max(time.monotonic() - self._taken_at, 1e-6)
         self._share = max(1, min(4 * self._share, int(self._reached * TARGET_HOLD_S / took_s)))
         if remainder := self._take_remainder():
-            self._put_back([remainder])
+            self._put_back(remainder)
 
-    def _take_remainder(self) -> Batch | None:
-        """Return the messages of the shared batch that were not handed out, and forget it."""
+    def _take_remainder(self) -> list[Batch]:
+        """Return the shared messages that were not handed out, and forget the others."""
         reached, count, self._count = self._reached, self._count, 0
-        return Batch(self._shared._source, self._shared[reached:]) if reached < count else None
+        self._io.expect_finish(False)
+        return batches_of(self._shared[reached:]) if reached < count else []
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Consumer", "<aio.Consumer")
@@ -331,7 +332,7 @@ class _Loop:
             ):
                 message = consumer._shared[reached]
                 consumer._reached = reached + 1
-                if consumer._in_flight.get(message.id) is message:
+                if message._source.in_flight.get(message.id) is message:
                     worker.current, worker.since = message, consumer._taken_at
                     return message
             worker.current = None
@@ -347,10 +348,10 @@ class _Loop:
                 await consumer._wait_for_rate(consumer._rate, None)
             is_delivered = consumer._is_delivered  # read before the backlog
             consumer._backlog.prepare_wait()
-            if batches := consumer._take(0, consumer._share):
-                consumer._shared = batches[0]
-                consumer._in_flight = consumer._shared._source.in_flight
+            if batches := consumer._take(0, consumer._share, several=True):
+                consumer._shared = batches[0] if len(batches) == 1 else list(chain(*batches))
                 consumer._count, consumer._reached = len(consumer._shared), 0
+                consumer._io.expect_finish(consumer._count > 1)
                 consumer._taken_at = time.monotonic()
                 consumer._until = consumer._taken_at + 2 * TARGET_HOLD_S
             elif is_delivered:
