@@ -50,14 +50,11 @@ class Attempts:
         self.limit = limit
         self._keeps = keeps
         # By message: its discounted deliveries, and whether a handler here requeued another one.
-        self._records: dict[Key, tuple[int, bool]] = {}
-
-    def __len__(self) -> int:
-        return len(self._records)
+        self.records: dict[Key, tuple[int, bool]] = {}
 
     def discount(self, key: Key) -> None:
         """Record a delivery that ended without an answer of a handler."""
-        discounted, has_failed = self._records.pop(key, (0, False))
+        discounted, has_failed = self.records.pop(key, (0, False))
         self._store(key, discounted + 1, has_failed)
 
     def record_failure(self, key: Key, *, late: bool = False) -> None:
@@ -65,22 +62,22 @@ class Attempts:
 
         ``late`` means that the delivery had ended, and was discounted, before the handler's answer.
         """
-        discounted, _ = self._records.pop(key, (0, False))
+        discounted, _ = self.records.pop(key, (0, False))
         self._store(key, max(0, discounted - late), True)
 
     def forget(self, key: Key) -> None:
         """Drop the record of a finished message."""
-        self._records.pop(key, None)
+        self.records.pop(key, None)
 
     def effective(self, key: Key, attempts: int) -> int:
         """Return nsqd's count of ``attempts`` less the discounted deliveries."""
-        return attempts - self._records.get(key, (0, False))[0]
+        return attempts - self.records.get(key, (0, False))[0]
 
     def verdict(self, key: Key, attempts: int) -> Verdict:
         """Decide what to do with a delivery for which nsqd counted ``attempts``."""
         if not self.limit or attempts <= self.limit:
             return "deliver"
-        _, has_failed = self._records.get(key, (0, False))
+        _, has_failed = self.records.get(key, (0, False))
         excess = self.effective(key, attempts) - self.limit
         if excess > 0 and (has_failed or (self._keeps and excess > ISOLATED_TRIES)):
             return "give up"
@@ -89,6 +86,6 @@ class Attempts:
     def _store(self, key: Key, discounted: int, has_failed: bool) -> None:
         if not self.limit:
             return
-        self._records[key] = discounted, has_failed
-        if len(self._records) > MAX_RECORDS:
-            del self._records[next(iter(self._records))]
+        self.records[key] = discounted, has_failed
+        if len(self.records) > MAX_RECORDS:
+            del self.records[next(iter(self.records))]

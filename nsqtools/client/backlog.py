@@ -477,7 +477,7 @@ class Delivery:
         self._backlog = backlog
         self._on_limit = on_limit
         self._rdy = rdy
-        self._attempts = attempts
+        self.attempts = attempts
         self._quarantine = Quarantine()
         self.in_flight_limit = limit
         self._sources: dict[MessageSource, None] = {}
@@ -496,7 +496,8 @@ class Delivery:
 
     def deliver(self, source: MessageSource, batch: Batch) -> None:
         """Put new messages into the backlog, at the end of the turn."""
-        self._start_ticks()
+        if self._ticks is None:
+            self._start_ticks()
         self._arrived_count += len(batch)
         if len(batch) == 1:
             self._arrived_bytes += len(batch[0].body)
@@ -504,7 +505,7 @@ class Delivery:
             self._arrived_bytes += sum([len(message.body) for message in batch])
         if self._arrived_bytes > self._weigh_at:
             self._weigh()
-        if 0 < self._attempts.limit < max_attempts_of(batch):
+        if self.attempts.limit and self.attempts.limit < max_attempts_of(batch):
             batch = self._sort_out(source, batch)
         if batch:
             if self._arrived is None:
@@ -553,7 +554,7 @@ class Delivery:
         was_active = self._quarantine.is_active
         for message in batch:
             key = source.topic, source.nsqd, message.id
-            verdict = self._attempts.verdict(key, message.attempts)
+            verdict = self.attempts.verdict(key, message.attempts)
             if verdict == "isolate":
                 suspect = QueuedBatches(self, [Batch(source, [message])])
                 self._quarantine.add(suspect, self._loop.now())
@@ -629,21 +630,19 @@ class Delivery:
         self.orphans |= {(m.topic, m.nsqd, m.id): m for m in list(source.in_flight.values())}
         self._apply_limit()
 
-    def finished(self, source: MessageSource, ids: list[bytes]) -> None:
-        """Record messages that handlers finished."""
-        self.stats.finished += len(ids)
-        if self._attempts:
-            for message_id in ids:
-                self._attempts.forget((source.topic, source.nsqd, message_id))
+    def forget_attempts(self, source: MessageSource, ids: list[bytes]) -> None:
+        """Drop the records of messages that handlers finished."""
+        for message_id in ids:
+            self.attempts.forget((source.topic, source.nsqd, message_id))
 
     def tried(self, source: MessageSource, message_id: bytes, *, late: bool) -> None:
         """Record a requeue by a handler; ``late``: nsqd had delivered the message again before."""
-        self._attempts.record_failure((source.topic, source.nsqd, message_id), late=late)
+        self.attempts.record_failure((source.topic, source.nsqd, message_id), late=late)
 
     def discount(self, source: MessageSource, ids: Iterable[bytes]) -> None:
         """Record deliveries that ended without an answer of a handler."""
         for message_id in ids:
-            self._attempts.discount((source.topic, source.nsqd, message_id))
+            self.attempts.discount((source.topic, source.nsqd, message_id))
 
     # -- limits, on the I/O thread --------------------------------------------------------------
 

@@ -123,7 +123,8 @@ class Connection:
         self._is_attached = False
         self._watches_writes = False
         self._is_shut_down = False
-        self._is_inflating = False  # a scheduled call will expand further bytes
+        self._has_more = False  # to expand or to report, without another read
+        self._is_inflating = False  # a scheduled call will do it
 
     # -- negotiation, which blocks ----------------------------------------------------------------
 
@@ -228,10 +229,12 @@ class Connection:
         """Serve ``user`` on the I/O thread."""
         self._loop = loop
         self._user = user
+        self._io_thread = loop.io_thread
         self._buffer = loop.io_thread.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
         loop.register(self)  # this may raise
         self._is_attached = True
+        self._has_more = self._codec is not None and self._codec.has_more
 
     def fileno(self) -> int:
         """Return the descriptor for a selector."""
@@ -243,14 +246,30 @@ class Connection:
         """Read once and hand the complete frames to the user."""
         if not self.is_open or self._is_inflating:  # it may have been closed earlier in this turn
             return
+        frame_buffer, user = self._frames, self._user
         try:
-            messages, other_frames = self._read()
+            data = None if self._has_more else self._stream.receive_ready(self._buffer)
+            if data == b"":
+                raise ConnectionLost(f"{self.nsqd} closed the connection")
+            if self._codec is not None:
+                # Compressed bytes may decode to nothing yet, which is not the end of the stream.
+                data = self._codec.decompress(data or b"", self._options.max_inflated_read)
+                self._has_more = self._codec.has_more
+            self._last_read = self._io_thread.polled_at
+            user.received_at = self._io_thread.poll_time
+            messages, other_frames = frame_buffer.take(user.make_message, user, data or b"")
+        except ProtocolError as exc:
+            self.lose(ProtocolError(f"{self.nsqd}: {exc}", hint=exc.hint))
+            return
         except NsqError as exc:
             self.lose(exc)
             return
+        if self._has_more or frame_buffer.is_damaged:
+            self._has_more = self._is_inflating = True
+            self._loop.call_soon(self._inflate_more)
         if messages:
             self.has_received = True
-            self._user.on_messages(messages)
+            user.on_messages(messages)
         for frame_type, data in other_frames:
             if self.is_open:  # the user may close it after any frame
                 self._on_frame(frame_type, data)
@@ -280,7 +299,7 @@ class Connection:
             self.write(command)
         elif unsent := command[sent[0] :]:
             self._committed = unsent
-            self._loop.flush_soon(self)
+            self._io_thread.unflushed.append((self, self._loop))
         if any(received):
             self._frames.feed(received[0])
         self.on_readable()  # before the next command: nsqd may have closed the connection
@@ -301,33 +320,12 @@ class Connection:
         else:
             self._user.on_response(data)
 
-    def _read(self) -> tuple[list[Any], list[tuple[int, bytes]]]:
-        codec = self._codec
-        try:
-            has_more = self._frames.is_damaged or (codec is not None and codec.has_more)
-            data = None if has_more else self._stream.receive_ready(self._buffer)
-            if data == b"":
-                raise ConnectionLost(f"{self.nsqd} closed the connection")
-            self._last_read = self._loop.now()
-            self._user.received_at = self._loop.io_thread.poll_time
-            if codec is not None:
-                # Compressed bytes may decode to nothing yet, which is not the end of the stream.
-                self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))
-                data = b""
-            received = self._frames.take(self._user.make_message, self._user, data or b"")
-            if self._frames.is_damaged or (codec is not None and codec.has_more):
-                self._is_inflating = True
-                self._loop.call_soon(self._inflate_more)
-            return received
-        except ProtocolError as exc:
-            raise ProtocolError(f"{self.nsqd}: {exc}", hint=exc.hint) from exc
-
     # -- writing --------------------------------------------------------------------------------
 
     def write(self, command: bytes) -> None:
         """Queue a command, which is sent at the end of the turn."""
         if not self.pending:
-            self._loop.flush_soon(self)
+            self._io_thread.unflushed.append((self, self._loop))
         self.pending.append(command)
 
     def flush(self) -> None:

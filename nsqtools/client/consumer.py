@@ -516,7 +516,7 @@ class ConsumerCore:
             connections=self.connections,
             in_flight=io.rdy.in_flight,
             backoff_level=io.rdy.level,
-            idle_s=None if last is None else max(0.0, io.now() - last),
+            idle_s=max(0.0, io.now() - last) if last else None,
             overdue=self._overdue(),
         )
 
@@ -761,7 +761,7 @@ class Consumer(ConsumerCore):
                         reached += 1
                         if not ahead:
                             expect_finish(False)
-                        if not message.is_answered:
+                        if message._source.in_flight.get(message.id) is message:  # not answered
                             worker.current = message
                             yield message
                 except GeneratorExit:

@@ -122,7 +122,6 @@ class Subscription:
         self._unanswered = 0
         self._finished: list[bytes] = []
         self._answers: collections.deque[QueuedAnswer] = collections.deque()
-        self._outgoing: list[bytes] = []
 
     # -- from handler threads -------------------------------------------------------------------
 
@@ -226,53 +225,45 @@ class Subscription:
 
     # -- commands to nsqd, on the I/O thread ----------------------------------------------------
 
-    def collect(self) -> tuple[list[bytes], list[QueuedAnswer]]:
-        """Collect the ids that handlers have finished, and the other answers.
+    def collect(self) -> tuple[list[bytes], list[QueuedAnswer], bytes]:
+        """Return the ids that handlers have finished, the other answers, and the commands of all.
 
-        Their commands leave with `send_answers`.
+        The commands leave after RDY: see `ConsumerIO`.
         """
         # Other threads append meanwhile. FINs are counted before the other answers are taken, so
         # that the TOUCH of a message leaves before its FIN.
         finished = self._finished
         count = len(finished)
         answers: list[QueuedAnswer] = []
+        encoded = b""
         if self._answers:
             answers = [self._answers.popleft() for _ in range(len(self._answers))]
-            self._outgoing += [answer.command for answer in answers]
+            encoded = b"".join([answer.command for answer in answers])
             self._unanswered -= sum(answer.kind not in NOT_FINAL for answer in answers)
         ids = finished[:count]
         if ids:
             del finished[:count]
-            self._outgoing.append(commands.encode_finishes(ids))
             self._unanswered -= count
-        return ids, answers
+            encoded += commands.encode_finishes(ids)
+        return ids, answers, encoded
 
     def count_in_flight(self, ids: list[bytes]) -> int:
         """Return how many of the answered messages counted as in flight (were not released)."""
-        if not self.released:
-            return len(ids)
         late = self.released.intersection(ids)
         self.released -= late
         return len(ids) - len(late)
 
-    def send_answers(self) -> None:
-        """Write the collected commands."""
-        outgoing = self._outgoing
-        if outgoing:
-            self.connection.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
-            outgoing.clear()
-
     def send_ready(self, count: int) -> None:
         """Write RDY, before the answers of this turn."""
-        self._max_ready = max(self._max_ready, count)
+        if count > self._max_ready:
+            self._max_ready = count
         self.connection.write(commands.ready(count))
 
     @property
     def is_drained(self) -> bool:
         """Return whether every message is answered and every answer is sent."""
-        has_answers = bool(self._answers or self._outgoing)
-        is_answered = self._unanswered <= len(self.released)
-        return is_answered and not has_answers and not self.connection.has_unsent
+        is_answered = self._unanswered <= len(self.released) and not self._answers
+        return is_answered and not self.connection.has_unsent
 
 
 class Stopping:
@@ -357,7 +348,7 @@ class ConsumerIO:
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
         self.answered: dict[Subscription, None] = {}  # subscriptions with answers to collect
-        self.received_at: float | None = None
+        self.received_at = 0.0  # when a turn brought messages; 0 before the first one
         self._has_received = False  # in this turn
         self._collected_at = 0.0
         self._collects_later = False  # a call of `_collect_later` is scheduled
@@ -512,47 +503,40 @@ class ConsumerIO:
 
         ``replaced`` of all these were in flight before.
         """
-        self.received_at = now = self.loop.now()
-        count = len(batch) + kept
-        self.stats.received += count
         if not self._has_received:  # the first batch of this turn
             self._has_received = True
-            self.delivery.advance_clock(now)
+            self.received_at = self.loop.now()
+            self.delivery.advance_clock(self.received_at)
+        now = self.received_at
+        count = len(batch) + kept
+        self.stats.received += count
         if self.rdy.received(subscription, count, now) and not replaced:
             self.delivery.in_flight_limit.was_used = True
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
             requeue_undelivered(batch)
-            return
-        if batch:
+        elif batch:
             self.delivery.deliver(subscription, batch)
 
-    def _collect(self, subscription: Subscription, now: float) -> int:
-        """Process the answers of a connection; return how many messages were finished."""
-        finished, answers = subscription.collect()
-        for message_id, kind, _ in answers:
-            is_final = kind not in NOT_FINAL
-            if is_final and subscription.count_in_flight([message_id]):
-                self.rdy.answered(subscription, 1, now)
-            if kind == "undelivered":
-                self.delivery.discount(subscription, [message_id])
-            elif is_final:
-                self.delivery.in_flight_limit.answered(1)
-                self.stats.given_up += kind == "give_up"
-            if kind in ("late", "requeue", "fail"):
-                self.delivery.tried(subscription, message_id, late=kind == "late")
-            if kind in ("requeue", "fail"):
-                self.stats.requeued += 1
-                is_failure = kind == "fail"
-                record = self.rdy.failed if is_failure else self.rdy.requeued_without_backoff
-                self._back_off(record(now))
-        if finished:
-            self.delivery.finished(subscription, finished)
-            self.rdy.answered(subscription, subscription.count_in_flight(finished), now)
-            if self.rdy.level:
-                self._back_off(self.rdy.succeeded(now))
-        return len(finished)
+    def _record(self, subscription: Subscription, answer: QueuedAnswer, now: float) -> None:
+        """Process an answer other than the FIN of a handler."""
+        message_id, kind, _ = answer
+        is_final = kind not in NOT_FINAL
+        if is_final and subscription.count_in_flight([message_id]):
+            self.rdy.answered(subscription, 1, now)
+        if kind == "undelivered":
+            self.delivery.discount(subscription, [message_id])
+        elif is_final:
+            self.delivery.in_flight_limit.answered(1)
+            self.stats.given_up += kind == "give_up"
+        if kind in ("late", "requeue", "fail"):
+            self.delivery.tried(subscription, message_id, late=kind == "late")
+        if kind in ("requeue", "fail"):
+            self.stats.requeued += 1
+            is_failure = kind == "fail"
+            record = self.rdy.failed if is_failure else self.rdy.requeued_without_backoff
+            self._back_off(record(now))
 
     def answer_refused(self, error: ServerError) -> None:
         """Count an answer that nsqd refused because the message had timed out.
@@ -600,32 +584,54 @@ class ConsumerIO:
 
     def _each_turn(self) -> None:
         self._has_received = False
-        collected = []
-        finished = 0
         now = self.loop.now()
-        if self.answered:
-            self.delivery.advance_clock(now)
-        for subscription in list(self.answered):
-            # Before collecting: a handler that answers meanwhile marks it again.
-            del self.answered[subscription]
-            if subscription in self.subscriptions:
-                finished += self._collect(subscription, now)
-                collected.append(subscription)
-        if collected:
-            if finished:
-                self.delivery.in_flight_limit.answered(finished)
-            self.delivery.adapt()
-            self._collected_at = now
-            if not self._collects_later:
-                self._collects_later = True
-                self.loop.call_later(COLLECT_S, self._collect_later)
+        outgoing = self._collect(now) if self.answered else []
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
         self._schedule_redistribution()
-        for subscription in collected:
-            subscription.send_answers()
+        for connection, encoded in outgoing:
+            connection.write(encoded)
         if self._stopping:
             self._advance_stop(self._stopping)
+
+    def _collect(self, now: float) -> list[tuple[Connection, bytes]]:
+        """Process the answers of handlers, and return the commands to send.
+
+        With a message on each of many connections this runs for each message.
+        """
+        rdy, delivery, answered = self.rdy, self.delivery, self.answered
+        delivery.advance_clock(now)
+        collected = []
+        finished_count = 0
+        for subscription in list(answered):
+            # Before collecting: a handler that answers meanwhile marks it again.
+            del answered[subscription]
+            if subscription not in self.subscriptions:
+                continue
+            finished, answers, encoded = subscription.collect()
+            for answer in answers:
+                self._record(subscription, answer, now)
+            if finished:
+                count = len(finished)
+                finished_count += count
+                if delivery.attempts.records:
+                    delivery.forget_attempts(subscription, finished)
+                if subscription.released:
+                    count = subscription.count_in_flight(finished)
+                rdy.answered(subscription, count, now)
+                if rdy.level:
+                    self._back_off(rdy.succeeded(now))
+            if encoded:
+                collected.append((subscription.connection, encoded))
+        if finished_count:
+            self.stats.finished += finished_count
+            delivery.in_flight_limit.answered(finished_count)
+        delivery.adapt()
+        self._collected_at = now
+        if not self._collects_later:
+            self._collects_later = True
+            self.loop.call_later(COLLECT_S, self._collect_later)
+        return collected
 
     def _collect_later(self) -> None:
         """Have a turn `COLLECT_S` after the last answers.

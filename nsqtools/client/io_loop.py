@@ -182,10 +182,6 @@ class LoopMember:
         self.after_pause = call
         self.io_thread.pause_after_s = min(after_s, self.io_thread.pause_after_s)
 
-    def flush_soon(self, connection: Watched) -> None:
-        """Flush a connection at the end of this turn."""
-        self.io_thread.unflushed.append((connection, self))
-
     def after_flush(self, call: Callable[[], object]) -> None:
         """Make a call at the end of this turn, when everything is sent."""
         self.io_thread.at_last.append((call, self))
@@ -257,12 +253,12 @@ class IOThread:
     """Serves members until none is left. Public attributes are for `LoopMember` and connections."""
 
     def __init__(self) -> None:
-        # The time of the last poll. Bytes that this turn reads were sent after it, except after a
-        # pause of the process.
+        self.polled_at = 0.0
+        # The same, except after a pause of the process: bytes that this turn reads were sent later.
         self.poll_time = 0.0
         self.buffer = memoryview(bytearray(SOCKET_READ_SIZE))  # scratch space for reading
         self.current_until = 0.0  # see `LoopMember.is_current`
-        self.unflushed: list[tuple[Watched, LoopMember]] = []
+        self.unflushed: list[tuple[Watched, LoopMember]] = []  # to flush at the end of this turn
         self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # see `after_flush`
         self.lent: dict[Watched, LoopMember] = {}  # not registered: see `LoopMember.lend`
         self._members: set[LoopMember] = set()
@@ -272,7 +268,6 @@ class IOThread:
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()  # keeps timers with equal times comparable
         self.pause_after_s = math.inf  # the shortest of all members: see `LoopMember.on_pause`
-        self._polled_at = 0.0
         self._catches_up = False
         self._catching_up_turns = 0
         self._asleep = False
@@ -393,10 +388,13 @@ class IOThread:
                 self._wake_receiver.recv(4096)
             else:
                 connection, member = key.data
-                if events & selectors.EVENT_READ:
-                    self._call(member, connection.on_readable)
-                if events & selectors.EVENT_WRITE:
-                    self._call(member, connection.flush)
+                try:  # `_call` without its call
+                    if events & selectors.EVENT_READ:
+                        connection.on_readable()
+                    if events & selectors.EVENT_WRITE:
+                        connection.flush()
+                except BaseException as exc:
+                    self._fail(member, exc)
                 self._due[member] = None
         if not self._catches_up:
             self._run_timers()
@@ -408,7 +406,7 @@ class IOThread:
         for member in leaving:
             self._remove(member)
         if not self._catches_up:
-            self.current_until = self._polled_at + self.pause_after_s
+            self.current_until = self.polled_at + self.pause_after_s
 
     def _give_turns(self) -> list[LoopMember]:
         """Give the due members their turns; return the members that stop after it."""
@@ -425,7 +423,10 @@ class IOThread:
         while self.unflushed:
             unflushed, self.unflushed = self.unflushed, []
             for connection, member in unflushed:
-                self._call(member, connection.flush)
+                try:  # `_call` without its call
+                    connection.flush()
+                except BaseException as exc:
+                    self._fail(member, exc)
 
     def _call(self, member: LoopMember, call: Callable[[], object]) -> None:
         try:
@@ -458,7 +459,7 @@ class IOThread:
         The poll that a stop of the process interrupts returns nothing, so the next one counts.
         """
         now = time.monotonic()
-        if now - self._polled_at > self.pause_after_s and self._polled_at:
+        if now - self.polled_at > self.pause_after_s and self.polled_at:
             self._catches_up = True
             self._catching_up_turns = 0
         elif self._catches_up:
@@ -466,7 +467,7 @@ class IOThread:
             self._catches_up = has_bytes and self._catching_up_turns < MAX_CATCHING_UP_TURNS
             if not self._catches_up:
                 self._report_pause()
-        self._polled_at = now
+        self.polled_at = now
         if not self._catches_up:
             self.poll_time = now
 

@@ -116,9 +116,11 @@ class Message:
 
     def finish(self) -> Answered:
         """Report the message as handled. Returns 0 when it was answered before."""
-        if not self._take():
+        source, message_id = self._source, self.id
+        in_flight = source.in_flight  # like `_take`, without its call
+        if in_flight.get(message_id) is not self or in_flight.pop(message_id, None) is None:
             return _NO
-        self._source.finish(self.id)
+        source.finish(message_id)
         return _YES
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> Answered:

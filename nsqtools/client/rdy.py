@@ -180,8 +180,6 @@ class ReadyControl(Generic[K]):
         self._update(state, 0, 0)
         del self.states[key]
         self._wanting.pop(key, None)
-        if self._changes:
-            self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
             self._tester = None
         self._has_room = True
@@ -317,6 +315,8 @@ class ReadyControl(Generic[K]):
     def _share_out(self, now: float) -> None:
         """Apply the events since the last call: lower RDY first, and then use the room."""
         self._outdated_at = None
+        if self._has_room:  # without the changes of lost connections
+            self._changes = [change for change in self._changes if change[0] in self.states]
         self._count_sharers()
         if self.mode == NORMAL:
             self._lower_to_share(now)

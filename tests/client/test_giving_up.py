@@ -126,11 +126,11 @@ def test_verdict_after_discounted_and_failed_deliveries(
 def test_a_finished_message_is_forgotten(limit: int, verdict: str) -> None:
     attempts = Attempts(limit)
     attempts.record_failure(KEY)
-    assert len(attempts) == (limit > 0)
+    assert len(attempts.records) == (limit > 0)
     assert attempts.verdict(KEY, 65535) == verdict
     for _ in range(2):
         attempts.forget(KEY)
-        assert len(attempts) == 0
+        assert len(attempts.records) == 0
 
 
 def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
