@@ -45,7 +45,7 @@ import random
 from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nsqtools.client.options import ClientOptions
 
@@ -72,9 +72,10 @@ NORMAL, WAIT, TEST, CLOSED = "normal", "wait", "test", "closed"
 
 
 @dataclass(slots=True)
-class ReadyState:
+class ReadyState(Generic[K]):
     """The state of one connection. ``cap`` is nsqd's max_rdy_count."""
 
+    key: K
     cap: int
     last_message: float
     last_change: float
@@ -90,7 +91,7 @@ class ReadyState:
     has_lent: bool = False  # was busy when its RDY was lent to another connection
 
 
-def _is_idle(item: tuple[object, ReadyState]) -> bool:
+def _is_idle(item: tuple[object, ReadyState[Any]]) -> bool:
     return item[1].is_idle
 
 
@@ -107,7 +108,7 @@ class ReadyControl(Generic[K]):
         self.max_in_flight = max_in_flight
         self._options = options
         self._rng = rng or random.Random()
-        self.states: dict[K, ReadyState] = {}
+        self.states: dict[K, ReadyState[K]] = {}
         self._wanting: dict[K, None] = {}  # in order of their requests
         self._changes: list[tuple[K, int]] = []
         # Sums over all connections.
@@ -170,7 +171,7 @@ class ReadyControl(Generic[K]):
 
     def add(self, key: K, cap: int, now: float) -> None:
         """A connection has subscribed."""
-        self.states[key] = ReadyState(cap, last_message=now, last_change=now)
+        self.states[key] = ReadyState(key, cap, last_message=now, last_change=now)
         self._newcomers.append(key)
         self._outdated_at = now
 
@@ -355,6 +356,8 @@ class ReadyControl(Generic[K]):
             state.full_ticks = state.full_ticks + 1 if is_full else 0
             state.was_full = False
             is_short |= state.full_ticks >= 2  # Two ticks, because a single message fills RDY 1.
+        if not (is_short or self._idle_share):
+            return
         for state in live:
             is_silent = not state.in_flight and now - state.last_message >= CONNECTION_IDLE_S
             is_idle = is_short and state.full_ticks < 2 and (state.is_idle or is_silent)
@@ -365,7 +368,7 @@ class ReadyControl(Generic[K]):
             self._lower_to_share(now)
             self._raise_to_share(now)
 
-    def _update(self, state: ReadyState, rdy: int, in_flight: int) -> None:
+    def _update(self, state: ReadyState[K], rdy: int, in_flight: int) -> None:
         """Change a connection, and the sums with it."""
         old_rdy, old_in_flight = state.rdy, state.in_flight
         state.rdy, state.in_flight = rdy, in_flight
@@ -424,7 +427,7 @@ class ReadyControl(Generic[K]):
                 state.last_message = now  # its silence counts from here on
             self._send(key, state, count)
 
-    def _send(self, key: K, state: ReadyState, count: int) -> None:
+    def _send(self, key: K, state: ReadyState[K], count: int) -> None:
         state.credit = count
         self._update(state, count, state.in_flight)
         self._changes.append((key, count))
@@ -471,60 +474,57 @@ class ReadyControl(Generic[K]):
 
     def _rotate(self, now: float) -> None:
         """Take RDY from some connections, and grant the free RDY to waiting ones."""
-        live = list(self.states.items())
+        ready = [state for state in self.states.values() if state.rdy]
+        waiting = [state for state in self.states.values() if not state.rdy]
         # A connection that lent its RDY comes first, because it has messages. Then those that have
         # waited longest.
-        waiting = [(key, state) for key, state in live if not state.rdy]
-        waiting.sort(key=lambda item: (not item[1].has_lent, item[1].last_change))
-        busy = self._release_idle(live, waiting, now)
+        waiting.sort(key=attrgetter("last_change"))
+        waiting.sort(key=attrgetter("has_lent"), reverse=True)
+        busy = self._release_idle(ready, len(waiting), now)
         if self._rdy >= self.max_in_flight == len(busy):
             self._lend(busy, waiting, now)
-        for key, state in waiting[: self.max_in_flight - self._rdy]:
+        for state in waiting[: self.max_in_flight - self._rdy]:
             state.has_lent = False
-            self._set(key, 1, now)
+            self._set(state.key, 1, now)
 
     def _release_idle(
-        self, live: list[tuple[K, ReadyState]], waiting: list[tuple[K, ReadyState]], now: float
-    ) -> list[tuple[K, ReadyState]]:
+        self, ready: list[ReadyState[K]], waiting: int, now: float
+    ) -> list[ReadyState[K]]:
         """Take RDY from connections without messages, and from those that have had RDY 1 for
         low_rdy_timeout, as many as are waiting. Return the busy ones that keep it."""
-        dwell_s = self._dwell_s(len(live) - len(waiting), len(waiting))
+        dwell_s = self._dwell_s(len(ready), waiting)
         if self._idle_share:
             dwell_s = min(dwell_s, ROUND_S)
         self._wanting.clear()
-        busy: list[tuple[K, ReadyState]] = []
-        released = 0
-        for key, state in sorted(live, key=lambda item: item[1].last_change):
-            if state.rdy:
-                unused_s = now - max(state.last_message, state.last_change)
-                limit_s = PROBED_S if state.is_probed else dwell_s
-                is_unused = not state.in_flight and unused_s >= limit_s
-                has_had_s = now - state.last_change
-                is_due = state.rdy == 1 and has_had_s > self._options.low_rdy_timeout_s
-                if released < len(waiting) and (is_unused or is_due):
-                    released += 1
-                    self._take_back(key, state, now, lends=not is_unused)
-                elif state.in_flight or unused_s < PROBED_S:
-                    busy.append((key, state))
+        busy: list[ReadyState[K]] = []
+        for state in sorted(ready, key=attrgetter("last_change")):
+            has_had_s = now - state.last_change
+            unused_s = min(has_had_s, now - state.last_message)
+            limit_s = PROBED_S if state.is_probed else dwell_s
+            is_unused = not state.in_flight and unused_s >= limit_s
+            is_due = state.rdy == 1 and has_had_s > self._options.low_rdy_timeout_s
+            if waiting and (is_unused or is_due):
+                waiting -= 1
+                self._take_back(state, now, lends=not is_unused)
+            elif state.in_flight or unused_s < PROBED_S:
+                busy.append(state)
         return busy
 
-    def _lend(
-        self, busy: list[tuple[K, ReadyState]], waiting: list[tuple[K, ReadyState]], now: float
-    ) -> None:
+    def _lend(self, busy: list[ReadyState[K]], waiting: list[ReadyState[K]], now: float) -> None:
         """Take RDY from as many busy connections as are due, for those that waited longest."""
         # Each loan lasts for `PROBE_S`, so this interval makes loans `LENT_SHARE` of the time.
         interval_s = PROBE_S / (LENT_SHARE * self.max_in_flight)
         self._next_loan = max(self._next_loan, now - max(interval_s, PROBE_S))
-        busy.sort(key=lambda item: (item[1].is_probed, item[1].last_change))
-        waiting.sort(key=lambda item: item[1].last_change)
-        for lender, (_, borrower) in zip(busy, waiting, strict=False):
+        busy.sort(key=attrgetter("is_probed", "last_change"))
+        waiting.sort(key=attrgetter("last_change"))
+        for lender, borrower in zip(busy, waiting, strict=False):
             if now < self._next_loan:
                 return
             self._next_loan += interval_s
-            self._take_back(*lender, now, lends=True)
+            self._take_back(lender, now, lends=True)
             borrower.is_probed = True
 
-    def _take_back(self, key: K, state: ReadyState, now: float, *, lends: bool) -> None:
+    def _take_back(self, state: ReadyState[K], now: float, *, lends: bool) -> None:
         state.is_probed = False
         state.has_lent = lends
-        self._set(key, 0, now)
+        self._set(state.key, 0, now)
