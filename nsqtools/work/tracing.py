@@ -24,6 +24,7 @@ FIELDS = ("traceparent", "tracestate")
 
 Attributes = dict[str, str | int]
 SpanOfMessage = Callable[[Message], AbstractContextManager[object]]
+NO_SPAN = nullcontext()  # one for all messages: making it would cost more than entering it
 
 
 def _attributes(operation: str, kind: str, topic: str) -> Attributes:
@@ -44,11 +45,11 @@ def _is_enabled() -> bool:
 def process_spans(channel: str) -> SpanOfMessage:
     """Return what makes the span of handling a message: a span ``process TOPIC`` if enabled."""
     if not _is_enabled():
-        return lambda message: nullcontext()
+        return lambda message: NO_SPAN
     try:
         from opentelemetry import propagate, trace
     except ModuleNotFoundError:
-        return lambda message: nullcontext()
+        return lambda message: NO_SPAN
     tracer = trace.get_tracer("nsqtools")
 
     def span(message: Message) -> AbstractContextManager[object]:

@@ -289,38 +289,41 @@ class Worker:
 
     def _handle(self, message: Message) -> object:
         handler = self._handler  # a reload may replace it meanwhile
-        with self._outcome(message):
-            return handler.function(_argument(handler, message))
+        try:
+            with self._span(message):
+                result = handler.function(_argument(handler, message))
+        except (Exception, SystemExit) as exc:
+            self._note_failure(message, exc)
+            raise
+        if self._errors:
+            self._errors.pop(_key(message), None)
+        return result
 
     async def _handle_async(self, message: Message) -> object:
         handler = self._handler
-        with self._outcome(message):
-            return await handler.function(_argument(handler, message))
-
-    @contextmanager
-    def _outcome(self, message: Message) -> Iterator[None]:
-        """Note why a message failed, for its dead letter. sys.exit fails the message only."""
         try:
             with self._span(message):
-                yield
-        except RequeueWithoutBackoff:
+                result = await handler.function(_argument(handler, message))
+        except (Exception, SystemExit) as exc:
+            self._note_failure(message, exc)
             raise
-        except SystemExit as exc:
-            self._note_error(message, f"the handler called sys.exit({exc.code!r})")
-            raise RuntimeError(f"the handler called sys.exit({exc.code!r})") from exc
-        except Exception as exc:
-            text = str(exc) if isinstance(exc, GiveUp) else f"{type(exc).__name__}: {exc}"
-            self._note_error(message, text)
-            raise
-        else:
-            if self._errors:
-                self._errors.pop(_key(message), None)
+        if self._errors:
+            self._errors.pop(_key(message), None)
+        return result
 
-    def _note_error(self, message: Message, text: str) -> None:
+    def _note_failure(self, message: Message, error: BaseException) -> None:
+        """Note why a message failed, for its dead letter. sys.exit fails the message only."""
+        if isinstance(error, RequeueWithoutBackoff):
+            return
+        text = str(error) if isinstance(error, GiveUp) else f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            text = f"the handler called sys.exit({error.code!r})"
         if self._file is not None:
             self._errors[_key(message)] = text
             if len(self._errors) > MAX_ERRORS:
                 self._errors.pop(next(iter(self._errors)), None)
+        if isinstance(error, SystemExit):
+            raise RuntimeError(text) from error
 
     def _on_handled(self, message: Message, seconds: float, error: BaseException | None) -> None:
         self._times.record(message.topic, "ok" if error is None else "error", seconds)
