@@ -17,11 +17,13 @@ UNSENT_FINS = 1000  # bench_reader writes FINs when 200 are together, on two con
 
 
 class Job(NamedTuple):
-    """One measurement: where the messages are, or go."""
+    """One measurement: where the messages are, or go. ``each_nsqd`` has an address for each
+    connection, separated by commas."""
 
     nsqd: str
     topic: str
     channel: str
+    each_nsqd: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,24 @@ PRODUCERS = [
     Contestant("bench_writer", f"bench_writer {GO_TOPIC} -runfor=1h", is_endless=True),
     Contestant("bare MPUB loop", "bare_loop.py publish {nsqd} {topic}"),
 ]
+
+
+EACH = "{each_nsqd} {topic} {channel}"
+CLIENTS = [
+    Contestant("go-nsq", "gonsq consume -topic={topic} -channel={channel} -nsqd={each_nsqd}"),
+    Contestant("`run(handler)`", f"library_programs.py run {EACH}"),
+    Contestant("`for` loop", f"library_programs.py loop {EACH}"),
+    Contestant("`aio`, run", f"library_programs.py aio-run {EACH}"),
+    Contestant("pynsq", f"library_programs.py pynsq {EACH}", share=0.1),
+]
+GO_LONE = "gonsq lone -topic={topic} -nsqd={nsqd} -sleep={seconds}s -workers="
+ONE_BY_ONE = {
+    "go-nsq, one by one": f"{GO_LONE}1",
+    "`Producer`, one by one": "library_programs.py lone {nsqd} {topic} {seconds} 1",
+    "go-nsq, 100 goroutines": f"{GO_LONE}100",
+    "`Producer`, 100 threads": "library_programs.py lone {nsqd} {topic} {seconds} 100",
+    "`aio.Producer`, 1,000 tasks": "library_programs.py aio-lone {nsqd} {topic} {seconds} 1000",
+}
 
 
 @contextmanager

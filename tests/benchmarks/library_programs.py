@@ -1,21 +1,27 @@
 """What plain programs with the library do; gonsq is the same with go-nsq.
 
-library_programs.py loop|run|pynsq TCP_ADDRESS TOPIC CHANNEL
+library_programs.py loop|run|aio-run|pynsq TCP_ADDRESS[,TCP_ADDRESS] TOPIC CHANNEL
 library_programs.py pub|linger|aio TCP_ADDRESS TOPIC    a message for each line
+library_programs.py lone|aio-lone TCP_ADDRESS TOPIC SECONDS WORKERS    as gonsq lone
 """
 
 import asyncio
 import sys
+import threading
+import time
 from functools import partial
 
 from nsqtools import ClientOptions, Consumer, Producer, aio
 
 WINDOW = 64
+BODY = b"x" * 200
 
 
-def make_consumer(address: str, topic: str, channel: str) -> Consumer:
-    options = ClientOptions(max_in_flight=2500, output_buffer_timeout_s=0.025)
-    return Consumer(topic, channel, nsqd_tcp_addresses=address, options=options)
+OPTIONS = ClientOptions(max_in_flight=2500, output_buffer_timeout_s=0.025)
+
+
+def make_consumer(addresses: str, topic: str, channel: str, kind: type = Consumer) -> Consumer:
+    return kind(topic, channel, nsqd_tcp_addresses=addresses.split(","), options=OPTIONS)
 
 
 def loop(*place: str) -> None:
@@ -28,12 +34,19 @@ def run(*place: str) -> None:
     make_consumer(*place).run(lambda message: None, signals=True)
 
 
-def pynsq(address: str, topic: str, channel: str) -> None:
+def aio_run(*place: str) -> None:
+    async def handle(message: object) -> None:
+        pass
+
+    asyncio.run(make_consumer(*place, kind=aio.Consumer).run(handle, signals=True))
+
+
+def pynsq(addresses: str, topic: str, channel: str) -> None:
     import nsq
 
     nsq.Reader(
         message_handler=lambda message: True,  # finish
-        nsqd_tcp_addresses=[address],
+        nsqd_tcp_addresses=addresses.split(","),
         topic=topic,
         channel=channel,
         max_in_flight=2500,
@@ -74,7 +87,56 @@ def aio_publish(address: str, topic: str) -> None:
     asyncio.run(publish_lines())
 
 
+def lone(address: str, topic: str, seconds: str, workers: str) -> None:
+    latencies: list[float] = []
+    with Producer(address) as producer:
+
+        def publish_in_turn() -> None:
+            began = time.perf_counter()
+            end = began + float(seconds)
+            while began < end:
+                producer.publish(topic, BODY)
+                ended = time.perf_counter()
+                latencies.append(ended - began)
+                began = ended
+
+        threads = [threading.Thread(target=publish_in_turn) for _ in range(int(workers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print_latencies(latencies)
+
+
+def aio_lone(address: str, topic: str, seconds: str, workers: str) -> None:
+    latencies: list[float] = []
+
+    async def publish_in_turns() -> None:
+        async with aio.Producer(address) as producer:
+
+            async def publish_in_turn() -> None:
+                began = time.perf_counter()
+                end = began + float(seconds)
+                while began < end:
+                    await producer.publish(topic, BODY)
+                    ended = time.perf_counter()
+                    latencies.append(ended - began)
+                    began = ended
+
+            await asyncio.gather(*(publish_in_turn() for _ in range(int(workers))))
+
+    asyncio.run(publish_in_turns())
+    print_latencies(latencies)
+
+
+def print_latencies(latencies: list[float]) -> None:
+    latencies.sort()
+    count = len(latencies)
+    print(count, *(int(latencies[count * share // 100] * 1e6) for share in (50, 99)))
+
+
 PROGRAMS = {"loop": loop, "run": run, "pynsq": pynsq, "pub": publish, "aio": aio_publish}
+PROGRAMS |= {"aio-run": aio_run, "lone": lone, "aio-lone": aio_lone}
 PROGRAMS["linger"] = partial(publish, linger_s=0.005)
 
 name, *place = sys.argv[1:]

@@ -9,6 +9,7 @@ two seconds or more. CPU time, peak memory and descriptors are the kernel's.
 import itertools
 import os
 import random
+import resource
 import subprocess
 import threading
 import time
@@ -74,9 +75,9 @@ class Watched:
             pass
 
 
-def drain(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
+def drain(nsqd: Nsqd, contestant: Contestant, messages: int, *, connections: int = 1) -> Figures:
     """Finish messages, while the output goes to /dev/null."""
-    with new_job(nsqd) as job:
+    with new_job(nsqd, connections) as job:
         nsqd.create_channel(job.topic, job.channel)
         fill(nsqd, job, messages)
 
@@ -110,6 +111,20 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
         if status != 0 or published() != messages:
             raise RuntimeError(f"{contestant.name}: {published()} of {messages} published")
         return found
+
+
+def publish_one_by_one(nsqd: Nsqd, contestant: Contestant, seconds: float) -> Figures:
+    """Publish for some seconds. The program prints its number of publishes, and its latencies."""
+    with new_job(nsqd) as job:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        output = subprocess.check_output(
+            contestant.command(job), text=True, timeout=STALLED_S + seconds
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    count, p50_us, p99_us = map(int, output.split())
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    figures = {"rate": count / seconds, "cpu_us": cpu_s / count * 1e6}
+    return {**figures, "p50_us": p50_us, "p99_us": p99_us}
 
 
 def measured(
@@ -157,11 +172,16 @@ def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
 
 
 @contextmanager
-def new_job(nsqd: Nsqd) -> Iterator[Job]:
-    """A topic of its own, deleted afterwards to give its memory back."""
+def new_job(nsqd: Nsqd, connections: int = 1) -> Iterator[Job]:
+    """A topic of its own, deleted afterwards to give its memory back.
+
+    Several connections need an nsqd that listens on all addresses: each goes to another loopback.
+    """
     address = nsqd.tcp_address.replace("[::]", "127.0.0.1")
-    job = Job(address, topic=f"benchmark_{next(_job_numbers)}", channel="archive")
-    yield job
+    port = address.rpartition(":")[2]
+    each = [f"127.{1 + n // 250}.0.{1 + n % 250}:{port}" for n in range(connections)]
+    each_nsqd = ",".join(each) if connections > 1 else address
+    yield (job := Job(address, f"benchmark_{next(_job_numbers)}", "archive", each_nsqd))
     nsqd.post("/topic/delete", topic=job.topic)
 
 

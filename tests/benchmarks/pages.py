@@ -93,6 +93,28 @@ TAILS = ("nsq_tail", "nsq_tail, 25 ms", "`nsq tail`")
 MORE_TAILS = ("`nsq tail --tls`", "`nsq tail --snappy`", "with both", "bench_reader", "bare loop")
 CONSUME = Table(PROGRAMS, (*TAILS, *MORE_TAILS), base="nsq_tail, 25 ms")
 LIBRARY = Table(PROGRAMS, ("pynsq", "go-nsq", "`for` loop", "`run(handler)`"))
+CLIENT_NAMES = ("`run(handler)`", "`for` loop", "`aio`, run", "pynsq")
+CLIENT = Table(
+    (*PROGRAMS[:2], PROGRAMS[3], ("ratio", more("cpu_us")), PROGRAMS[4]),
+    {
+        f"{name}, {connections}": f"go-nsq, {connections}"
+        for connections in ("1", "50", "200", "1,000")
+        for name in ("go-nsq", *CLIENT_NAMES)
+    },
+    title="connections",
+)
+LONE, CROWD = "go-nsq, one by one", "go-nsq, 100 goroutines"
+ONE_BY_ONE = Table(
+    (*PROGRAMS[:2], PROGRAMS[3], ("p50 us", median("p50_us")), ("p99", median("p99_us"))),
+    {
+        LONE: LONE,
+        "`Producer`, one by one": LONE,
+        CROWD: CROWD,
+        "`Producer`, 100 threads": CROWD,
+        "`aio.Producer`, 1,000 tasks": CROWD,
+    },
+    title="publishing 200 bytes",
+)
 RAW = Table(PROGRAMS, ("nsq_to_file", "`nsq to-file`, raw"))
 GZIP = ("nsq_to_file -gzip", "raw, gzip", "raw, gzip level 6", "JSON lines, gzip")
 TO_NSQ = Table(PROGRAMS, ("nsq_to_nsq", "`nsq to-nsq`"))
@@ -220,6 +242,7 @@ BLOCKS: dict[str, tuple[Callable[[Result], str], ...]] = {
     "six-ratios": (six_ratios,),
     "consume": (CONSUME, state),
     "library": (LIBRARY,),
+    "client": (CLIENT, ONE_BY_ONE, state),
     "publish": (Table(PROGRAMS), state),
     "archive": (RAW, Table(PROGRAMS, GZIP), state),
     "forward": (TO_NSQ, TO_HTTP, state),

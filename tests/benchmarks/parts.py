@@ -10,13 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import bare_loop, contestants
 from benchmarks.contestants import UNSENT_FINS, Contestant, Job
-from benchmarks.measure import BODY, Figures, Watched, drain, publish, resident_mb, running
+from benchmarks.measure import (
+    BODY,
+    Figures,
+    Watched,
+    drain,
+    publish,
+    publish_one_by_one,
+    resident_mb,
+    running,
+)
 from benchmarks.raw import Row
 from plugins.certificates import LOOPBACK, Authority
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd, Nsqd
@@ -75,6 +85,30 @@ def take(
 def forwarding(seconds: float, rounds: int) -> Iterator[Row]:
     for entered in (contestants.to_another_nsqd, contestants.to_http):
         yield from contest(drain, entered, seconds, rounds)
+
+
+CONNECTIONS = (1, 50, 200, 1000)
+
+
+def clients(seconds: float, rounds: int) -> Iterator[Row]:
+    """Libraries on many connections, and publishing one message after the other."""
+    counts: dict[str, int] = {}
+    flags = ("-tcp-address=0.0.0.0:0", f"-mem-queue-size={MOST}")
+    for number in range(rounds):
+        with (
+            TemporaryDirectory(prefix="nsqd-") as directory,
+            GoNsqd(Path(directory), *flags) as nsqd,
+        ):
+            for connections in CONNECTIONS:
+                measure = partial(drain, connections=connections)
+                for each in contestants.CLIENTS:
+                    named = replace(each, name=f"{each.name}, {connections:,}")
+                    work = partial(take, measure, nsqd, named, seconds, counts)
+                    yield run(named.name, number, work)
+            for name, line in contestants.ONE_BY_ONE.items():
+                contestant = Contestant(name, line.replace("{seconds}", str(seconds)))
+                work = partial(publish_one_by_one, nsqd, contestant, seconds)
+                yield run(name, number, work)
 
 
 LONE = 40
@@ -210,6 +244,7 @@ def spark_queries(seconds: float, rounds: int) -> Iterator[Row]:
 # by seconds of a sample, and rounds
 PARTS: dict[str, Callable[[float, int], Iterator[Row]]] = {
     "consume": partial(contest, drain, lambda: nullcontext(contestants.CONSUMERS)),
+    "client": clients,
     "publish": partial(contest, publish, lambda: nullcontext(contestants.PRODUCERS)),
     # longer, for a sync takes a second of it
     "archive": lambda seconds, rounds: contest(drain, contestants.archivers, 1.6 * seconds, rounds),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks import parts, stops
 from benchmarks.__main__ import main
-from benchmarks.contestants import CONSUMERS, PRODUCERS, Contestant
-from benchmarks.measure import drain, publish
+from benchmarks.contestants import CLIENTS, CONSUMERS, ONE_BY_ONE, PRODUCERS, Contestant
+from benchmarks.measure import drain, publish, publish_one_by_one
 from benchmarks.pages import BLOCKS, DOCUMENTS, render
 from benchmarks.raw import Row, load
 from plugins.daemons import GoNsqd
@@ -18,6 +18,7 @@ from plugins.daemons import GoNsqd
 CHECKOUT = Path(__file__).parents[2]
 MESSAGES = 2000
 RELIABLE = [each for each in CONSUMERS if not (each.leaves or "--tls" in each.line)]
+RELIABLE += [each for each in CLIENTS if "aio" in each.line]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,13 @@ RELIABLE = [each for each in CONSUMERS if not (each.leaves or "--tls" in each.li
 def test_contestants_work(nsqd: GoNsqd, measure: parts.Measure, entered: list[Contestant]) -> None:
     for contestant in entered:
         assert measure(nsqd, contestant, MESSAGES)["rate"] > 0, contestant.name
+
+
+@pytest.mark.parametrize("line", ONE_BY_ONE.values(), ids=list(ONE_BY_ONE))
+def test_publishing_one_by_one_is_measured(nsqd: GoNsqd, line: str) -> None:
+    contestant = Contestant("lone", line.replace("{seconds}", "0.1"))
+
+    assert publish_one_by_one(nsqd, contestant, 0.1)["p50_us"] > 0
 
 
 def test_landing_is_measured() -> None:
