@@ -43,9 +43,10 @@ def test_columns_are_left_out_by_name_before_a_value_is_cut(
         assert result.status == 0, result.out
         return result.out.decode()
 
+    whole = {command: cells(shown(command, 20, "-o", "wide")) for command in COMMANDS}
     dropped_of_all: set[str] = set()
     for width, command in product((20, 44, 80, 140), COMMANDS):
-        head, *rows = cells(shown(command, width, "-o", "wide"))
+        head, *rows = whole[command]
         text = shown(command, width)
         note = re.search(r"left out on this narrow terminal: ([^;]*); see -o wide", text)
         dropped = re.split(r",\s+", note[1]) if note else []
