@@ -15,7 +15,7 @@ from plugins.power_cut import PowerCut
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s
 
-from nsqtools import ClientOptions
+from nsqtools import ClientOptions, replay
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.errors import ConfigurationError, OutputError
@@ -23,7 +23,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publish_job import UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 from nsqtools.records.envelope import Envelope
-from nsqtools.replay import Checkpoint, MessageSelection, Replay, ReplayRun, merge, replay
+from nsqtools.replay import Checkpoint, MessageSelection, Replay, ReplayRun, merge
 
 
 def messages(*times: int) -> list[WireMessage]:

@@ -20,9 +20,9 @@ from plugins.http_server import MakeScripted
 from plugins.servers import GoNsqd, GoNsqlookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools import tail
 from nsqtools.cli.running import channel_watch
 from nsqtools.cli.running.channel_watch import ChannelWatch
-from nsqtools.tail import tail
 
 
 @pytest.fixture
