@@ -91,9 +91,9 @@ _STAMP = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_FORMAT
 _ADD_BODIES = f"""BEGIN IMMEDIATE;
     ALTER TABLE message ADD COLUMN body INTEGER; ALTER TABLE message ADD COLUMN position INTEGER;
     {_BODIES} {_STAMP} COMMIT;"""
-# The body of a longer frame is in the table of bodies. At 500 bytes that costs 5 % more CPU than a
-# frame in its row, at 900 the same, at 4,000 a quarter less.
-_LONG_BYTES = 800  # below 1 << _OFFSET_SHIFT
+# The body of a longer frame is in the table of bodies. At 900 bytes that costs more CPU than a
+# whole frame in the row, and a quarter less at 4,000 bytes. Below 1 << _OFFSET_SHIFT.
+_LONG_BYTES = 1000
 # Long bodies in a row. More of them leave less of the last page empty (4 % at this bound), but one
 # message that is not finished keeps them all.
 _BODY_BYTES = 1 << 16
@@ -103,8 +103,8 @@ _RECOUNT = """UPDATE queue SET
     deferred=(SELECT count(*) FROM message WHERE queue=number AND due>0)"""
 UNFINISHED = ".new"
 # Rows of one statement. The thread encodes their JSON without releasing the interpreter's lock, so
-# this bounds a pause of the loop: 6 ms.
-_INSERT_COUNT = 4000
+# this bounds a pause of the loop: 3 ms. Their frames have less than `_MAX_OFFSET` bytes.
+_INSERT_COUNT = 2000
 # Rows of a queue that one transaction moves when they are due, or drops: a bound on its duration.
 BATCH_COUNT = 1000
 _BATCH_BYTES = 4 << 20  # frames in memory while a new file is written

@@ -304,7 +304,7 @@ def test_channels_share_a_long_body_until_the_last_of_them_has_finished_it(
     nsqd = serve(EmbeddedServer(tmp_path, "-durable", "-mem-queue-size=3"))
     for channel in "ab":
         nsqd.create_channel("t", channel)
-    sizes = [700, 767, 5_000, 40_000, 70_000, 900]
+    sizes = [966, 967, 5_000, 40_000, 70_000, 1_200]
     bodies = [bytes([size % 251]) * size for size in sizes]
     nsqd.publish("t", *bodies)
     [path] = tmp_path.glob("nsqd.durable.*.db")
@@ -319,7 +319,7 @@ def test_channels_share_a_long_body_until_the_last_of_them_has_finished_it(
     [path] = tmp_path.glob("nsqd.durable.*.db")
     nsqd.start()
     for channel in "ab":
-        assert sorted(stored()) == [900, 767 + 5_000 + 40_000, 70_000]
+        assert sorted(stored()) == [1_200, 967 + 5_000 + 40_000, 70_000]
         with subscribed(nsqd.tcp_address, "t", channel, ready=6) as client:
             for message in client.read_messages(6):
                 client.send(b"REQ %b 1\n" % message.id)
