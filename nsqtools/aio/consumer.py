@@ -16,7 +16,7 @@ import collections
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from itertools import chain
 from typing import Any, Self
@@ -25,7 +25,7 @@ from nsqtools.aio.producer import claim_running_loop
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
 from nsqtools.client.consumer import RATE_CHECK_S, TARGET_HOLD_S, BatchCollector, ConsumerCore
 from nsqtools.client.handling import Handling, OnHandled, check_count
-from nsqtools.client.message import Batch, Message, batches_of, requeue_undelivered
+from nsqtools.client.message import Batch, Message, requeue_undelivered
 from nsqtools.client.rate_limit import RateLimit
 from nsqtools.protocol.arguments import NONE, NUMBER, check_argument
 
@@ -83,10 +83,9 @@ class Consumer(ConsumerCore):
 
     _new_backlog = _LoopBacklog
     _backlog: _LoopBacklog
-    # Messages that the tasks share. Those from `_reached` to `_count` are not handed out yet.
-    _shared: Sequence[Message]
-    _count = _reached = 0
-    _taken_at = _until = _yields_at = 0.0
+    # Messages that were taken are shared by the tasks: they are `ahead` of all of them.
+    _until = _yields_at = 0.0
+    _reached = 0  # the number that was handed out since the last taking
     _share = 1  # messages to take at a time
 
     # -- life -----------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class Consumer(ConsumerCore):
         return await asyncio.shield(asyncio.to_thread(self.wait_for_end, timeout_s))
 
     def _requeue_remainder(self) -> None:
-        for batch in self._take_remainder():
+        for batch in self._shared.take_ahead():
             requeue_undelivered(batch)
 
     async def __aenter__(self) -> Self:
@@ -283,16 +282,12 @@ class Consumer(ConsumerCore):
 
     def _return_remainder(self) -> None:
         """Return messages that were not reached in time, and adapt the next share."""
-        took_s = max(time.monotonic() - self._taken_at, 1e-6)
+        took_s = max(time.monotonic() - self._shared.since, 1e-6)
         self._share = max(1, min(4 * self._share, int(self._reached * TARGET_HOLD_S / took_s)))
-        if remainder := self._take_remainder():
-            self._put_back(remainder)
-
-    def _take_remainder(self) -> list[Batch]:
-        """Return the shared messages that were not handed out, and forget the others."""
-        reached, count, self._count = self._reached, self._count, 0
+        self._reached = 0
         self._io.expect_finish(False)
-        return batches_of(self._shared[reached:]) if reached < count else []
+        if self._shared.ahead:
+            self._put_back(self._shared.take_ahead())
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Consumer", "<aio.Consumer")
@@ -321,22 +316,24 @@ class _Loop:
 
     async def __anext__(self) -> Message:
         consumer, worker = self._consumer, self._worker
+        shared, ahead = consumer._shared, consumer._shared.ahead
         while True:
             # Fetched messages belong to the event loop that fetched them, so another loop is
             # refused before it gets one. That costs each message one call.
             if consumer._backlog.loop is not asyncio.get_running_loop():
                 await consumer.start()
             # This runs for every message, so it reads attributes and makes no calls.
-            while (reached := consumer._reached) < consumer._count and (
-                not reached or time.monotonic() < consumer._until
-            ):
-                message = consumer._shared[reached]
-                consumer._reached = reached + 1
+            while ahead and (not consumer._reached or time.monotonic() < consumer._until):
+                try:
+                    message = ahead.popleft()
+                except IndexError:  # the I/O thread has just returned the last ones
+                    break
+                consumer._reached += 1
                 if message._source.in_flight.get(message.id) is message:
-                    worker.current, worker.since = message, consumer._taken_at
+                    worker.current, worker.since = message, shared.since
                     return message
             worker.current = None
-            if consumer._count:
+            if consumer._reached:
                 consumer._return_remainder()
                 if (now := time.monotonic()) >= consumer._yields_at:
                     # A handler that awaits nothing must not block the event loop. Not after each
@@ -349,11 +346,10 @@ class _Loop:
             is_delivered = consumer._is_delivered  # read before the backlog
             consumer._backlog.prepare_wait()
             if batches := consumer._take(0, consumer._share, several=True):
-                consumer._shared = batches[0] if len(batches) == 1 else list(chain(*batches))
-                consumer._count, consumer._reached = len(consumer._shared), 0
-                consumer._io.expect_finish(consumer._count > 1)
-                consumer._taken_at = time.monotonic()
-                consumer._until = consumer._taken_at + 2 * TARGET_HOLD_S
+                shared.since = time.monotonic()
+                consumer._until = shared.since + 2 * TARGET_HOLD_S
+                ahead.extend(chain(*batches))
+                consumer._io.expect_finish(len(ahead) > 1)
             elif is_delivered:
                 raise StopAsyncIteration
             else:

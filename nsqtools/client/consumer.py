@@ -206,6 +206,7 @@ class ConsumerCore:
         self._is_delivered = False  # no further message will be delivered
         self._drains = True  # until a stop without ``drain``
         self._workers: dict[int, Worker] = {}  # by thread
+        self._shared = Worker()  # of all tasks: they share the messages ahead
         self._batch_sizes: dict[object, int] = {}  # by loop
         self._max_in_flight = self.options.max_in_flight
         self._is_paused = False
@@ -405,7 +406,7 @@ class ConsumerCore:
         """
         if self._auto_touches:
             touch_when_due(self._backlog.at_work(), now)
-        for worker in list(self._workers.values()):
+        for worker in [self._shared, *self._workers.values()]:
             if worker.ahead and now > worker.since + 2 * TARGET_HOLD_S:
                 self._io.expect_finish(False)
                 # Not first: that takes the lock, for which the I/O thread must not wait.

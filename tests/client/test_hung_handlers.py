@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, bodies_in
+from plugins.raw_client import message_frame
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.servers import AnyNsqd, EmbeddedServer
 from plugins.waiting import patience_s, wait_until
@@ -131,7 +132,7 @@ def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd,
         assert not [line for line in conn.not_yet_expected if line.startswith(("FIN", "REQ"))]
 
 
-@pytest.mark.parametrize("way", ["run", "for"])
+@pytest.mark.parametrize("way", ["run", "for", "aio.run", "aio.for"])
 def test_messages_behind_a_handler_that_hangs_go_to_the_other_worker(
     embedded_nsqd: AnyNsqd, way: str
 ) -> None:
@@ -146,6 +147,29 @@ def test_messages_behind_a_handler_that_hangs_go_to_the_other_worker(
         nsqd.publish(TOPIC, b"hang", *others)
         wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 1, what="all others are finished")
         assert program.begun == Counter([*fast, b"hang", *others])
+
+
+@pytest.mark.parametrize("way", ["for", "aio.for"])
+def test_messages_behind_the_only_handler_return_to_nsqd_when_it_hangs(
+    scripted_nsqd: ScriptedNsqd, way: str
+) -> None:
+    """Other consumers of the channel get them, when half of msg_timeout has passed."""
+    with running(way, scripted_nsqd.address, workers=1) as program:
+        conn = scripted_nsqd.accept()
+        conn.subscribe(TOPIC, CHANNEL, msg_timeout=round(patience_s(2) * 1000))
+        conn.skip_to("RDY 1")
+        for _ in range(40):
+            conn.skip_to(f"FIN {conn.message(b'fast')}")
+        ids = [conn.new_id() for _ in range(4)]
+        bodies = [b"hang", b"a", b"b", b"c"]
+        frames = [
+            message_frame(body, id, attempts=1, timestamp_ns=17 * 10**17)
+            for body, id in zip(bodies, ids, strict=True)
+        ]
+        conn.send(b"".join(frames))
+        for id in ids[1:]:
+            conn.skip_to(f"REQ {id} 0")
+        assert program.begun == {b"fast": 40, b"hang": 1}
 
 
 @pytest.mark.parametrize("way", WAYS)
