@@ -362,9 +362,6 @@ def environment() -> Environment:
     templates.filters |= {function.__name__: function for function in filters}
     templates.globals |= {function.__name__: function for function in (group_by_kind, key_of)}
     templates.globals["version"] = __version__
-    for name in templates.list_templates():
-        # Compile the templates at the start, and not while the first reader waits.
-        templates.get_template(name)
     return templates
 
 
