@@ -41,9 +41,9 @@ def land(log: Path, is_delta: bool, kind: str, messages: int) -> Figures:
         for path in (log, index_of(log)):  # who lands them deletes them
             (logs / path.name).hardlink_to(path)
         plan = TablePlan(str(Path(place, "table")), is_delta, "web1", BodyKind(kind))
-        places, refused, _ = Lander(plan, logs).land([logs / log.name])
-        assert not refused, refused
-        return {"row_bytes": sum(Path(place).stat().st_size for place in places) / messages}
+        landed = Lander(plan, logs).land([logs / log.name])
+        assert not landed.refused, landed.refused
+        return {"row_bytes": sum(file.bytes for file in landed.files) / messages}
 
 
 def sustained(messages: int, rounds: int) -> Iterator[Row]:

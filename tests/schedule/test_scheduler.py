@@ -139,7 +139,7 @@ def test_requests_and_entries_survive_a_restart_of_nsqd(
     nsqd = go_nsqd()
     nsqd.create_channel("later", "check")
     schedule(nsqd)
-    due_ns = time.time_ns() + 2 * S
+    due_ns = time.time_ns() + int(patience_s(2) * S)
     request_later(nsqd, encode_request("later", b"x", at_ns=due_ns, key="k"))
     wait_until(lambda: len(listed(run_nsq, tmp_path)) == 1, what="the entry is kept")
     nsqd.stop()

@@ -34,6 +34,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "archive schema": ("", ["{archive}"]),
     "archive convert": ("", ["{archive} -o {dir}/lake"]),
     "archive compact": ("", ["{archive} -o {dir}/compacted --processes 1"]),
+    "archive vacuum": ("", ["{archive} --dry-run"]),
+    "archive erase": ("", ["{archive} --where .x", "{archive} --where false --dry-run"]),
     "replay": (TCP, ["{archive} --dry-run", "{archive} --yes --retry-timeout 0s"]),
     "redrive": (TCP, ["{dead} --dry-run", "{dead} --retry-timeout 0s"]),
     "topic list": (LOOKUP, ["", "--json"]),

@@ -212,9 +212,10 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
 
     lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
-    places, refused, _ = lander.land([damaged, bare, good])
+    landed = lander.land([damaged, bare, good])
+    refused = landed.refused
 
-    assert (bodies_at(places[0]), list(refused)) == ([b"3"], [damaged, bare])
+    assert (bodies_at(landed.places[0]), list(refused)) == ([b"3"], [damaged, bare])
     assert "it is damaged" in refused[damaged]
     assert refused[bare] == "it has bare bodies, which have no topic"
     assert (damaged.exists(), bare.exists(), good.exists()) == (True, True, False)
