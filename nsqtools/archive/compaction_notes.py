@@ -14,7 +14,7 @@ from typing import Any
 from nsqtools.archive.catalog import PartitionKey, Source
 from nsqtools.archive.compaction_plan import Selection
 from nsqtools.archive.delta import TableFile
-from nsqtools.archive.layout import INDEX, MANIFEST, hidden_name
+from nsqtools.archive.layout import names_of_archive
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.replacements import NOTES
@@ -118,7 +118,7 @@ def delete_archive(source: Source) -> bool:
         if source.is_parquet or listed is None or why_unfinished(source.file):
             return False
         if storage.stat(name).version == listed.version:
-            for path in (name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)):
+            for path in names_of_archive(name):
                 storage.delete(path)
             return True
     return False

@@ -40,6 +40,7 @@ from nsqtools.archive.layout import (
     Member,
     hidden_name,
     is_hidden,
+    names_of_archive,
     total_of,
 )
 from nsqtools.archive.members import codec_at
@@ -52,13 +53,7 @@ from nsqtools.archive.reader import (
     why_written,
     write_members,
 )
-from nsqtools.archive.replacements import (
-    NOTES,
-    STAGING,
-    Staged,
-    finish_replacements,
-    replace_files,
-)
+from nsqtools.archive.replacements import LOCK, STAGING, Staged, locked, replace_files
 from nsqtools.archive.slices import draft_for, publish_file
 from nsqtools.archive.vacuum import Vacuum
 from nsqtools.errors import NsqError, OutputError
@@ -109,12 +104,12 @@ class Erasure:
     def finish_earlier(self) -> None:
         """Finish what a killed run began."""
         for place in self.inputs.places:
-            with translating_errors("use", place):
-                if place in self.inputs.archives:
+            if place in self.inputs.archives:
+                with translating_errors("use", place):
                     _finish_archives(place)
-                else:
-                    with place.lock(f"{NOTES}/lock"):
-                        finish_replacements(place)
+            else:
+                with locked(place):  # which finishes it
+                    pass
 
     def plan(self) -> None:
         """Judge all messages.
@@ -181,7 +176,7 @@ class Erasure:
                         self._erase_from_archive(matches)
                     continue
                 # A compaction since the plan has replaced files, and so ends this run.
-                with place.lock(f"{NOTES}/lock"):
+                with place.lock(LOCK):
                     if place in self.inputs.delta:
                         _erase_from_delta(place, group)
                     else:
@@ -200,7 +195,7 @@ class Erasure:
         archive = matches.archive
         place, name = archive.storage, archive.name
         if len(matches.rows) == matches.messages:
-            for path in (name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)):
+            for path in names_of_archive(name):
                 place.delete(path)
             return
         if place.is_remote:

@@ -86,11 +86,6 @@ class Landed(NamedTuple):
     refused: dict[Path, str]
     unfit: Unfit
 
-    @property
-    def places(self) -> list[str]:
-        """The paths or URLs of the new files."""
-        return [file.path for file in self.files]
-
 
 class Lander:
     """Lands the logs of a ``directory``. Runs in the landing process."""

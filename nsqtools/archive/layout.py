@@ -77,6 +77,11 @@ def hidden_name(name: str, suffix: str) -> str:
     return f"{folder}{slash}.{base}{suffix}"
 
 
+def names_of_archive(name: str) -> tuple[str, str, str]:
+    """Return the names of an archive file, of its index and of its manifest."""
+    return name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)
+
+
 def is_hidden(name: str, suffix: str) -> bool:
     """Return whether an archiver gives a base name like this to hidden files of a suffix."""
     return name.startswith(".") and name.endswith(suffix) and len(name) > len(suffix) + 1

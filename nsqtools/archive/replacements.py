@@ -16,21 +16,23 @@ unless the file is in ``replaced``. The caller locks the folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
 from nsqtools.archive.layout import MANIFEST, hidden_name
-from nsqtools.archive.place import Place
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.errors import OutputError
 
 NOTES = "_compaction"
 STAGING = f"{NOTES}/staging"
 REPLACING = f"{NOTES}/replacing"
 REPLACED = f"{NOTES}/replaced"
+LOCK = f"{NOTES}/lock"
+"""Held by whoever replaces or removes files of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Staged:
     name: str
     size: int
     manifest: str
+
+
+@contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Lock a table, and carry out what a killed run has committed. Raises `NsqError`."""
+    with place.lock(LOCK):
+        with translating_errors("use", place):
+            finish_replacements(place)
+        yield
 
 
 def replace_files(
@@ -128,14 +139,14 @@ def superseded_names(
     Raises ``OSError``, and `OutputError` if the listing has neither all of the new files nor all of
     the old ones, because it was made while these were deleted.
     """
-    superseded: set[str] = set()
+    names, superseded = {*listed}, set[str]()
     for entry in root.children(REPLACING)[0]:
         if (record := root.read_json(entry.name)) is None:
             continue
         new, old = ({*filter(is_selected, record[key])} for key in ("files", "replaces"))
-        if new <= {*listed}:
+        if new <= names:
             superseded |= old
-        elif old <= {*listed}:
+        elif old <= names:
             superseded |= new
         else:
             raise OutputError(

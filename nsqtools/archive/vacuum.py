@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -27,7 +26,7 @@ from nsqtools.archive.finding import (
     is_metadata,
 )
 from nsqtools.archive.place import Entry, Place, map_concurrently, translating_errors
-from nsqtools.archive.replacements import NOTES, finish_replacements, replace_files
+from nsqtools.archive.replacements import locked, replace_files
 from nsqtools.errors import ConfigurationError, OutputError
 
 # A week, as in Delta: a writer may store a file long before its commit.
@@ -50,14 +49,6 @@ class Vacuum:
     log: list[Entry] = field(default_factory=list)
     """Entries of the log before the next checkpoint."""
     _catalog: DeltaCatalog | None = None
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the table against compactions, and finish what a killed one has committed."""
-        with self.place.lock(f"{NOTES}/lock"):
-            with translating_errors("use", self.place):
-                finish_replacements(self.place)
-            yield
 
     def plan(self) -> None:
         """Find what can be removed."""
@@ -127,7 +118,7 @@ class Vacuum:
 
     def run(self) -> None:
         """Lock the table against compactions, and remove what a new plan finds."""
-        with self.locked():
+        with locked(self.place):
             self.plan()
             self.remove()
 

@@ -179,7 +179,7 @@ def test_a_link_is_neither_uploaded_nor_landed(output: Path, tmp_path: Path) -> 
 
     landed = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), output).land([link])
 
-    assert (landed.places, landed.refused) == ([], {link: "it is a symbolic link"})
+    assert (landed.files, landed.refused) == ([], {link: "it is a symbolic link"})
     assert not (tmp_path / "lake").exists()
 
 

@@ -51,16 +51,16 @@ def vacuum(
         )
     now_s = time.time()
     first_day = None if drop_older_than is None else day_before(now_s, drop_older_than)
-    vacuums = [Vacuum(place, keep, now_s, first_day) for place in inputs.places]
-    for each in vacuums:
-        each.plan()
-    plan = [line for each in vacuums if (line := _plan_of(each))]
+    jobs = [Vacuum(place, keep, now_s, first_day) for place in inputs.places]
+    for job in jobs:
+        job.plan()
+    plan = [line for job in jobs if (line := _plan_of(job))]
     if not dry_run:
         if plan and not runtime.confirm(plan, "Remove them?", yes=yes):
             return ExitStatus.DONE
-        for each in vacuums:
-            each.run()
-    documents = list(map(_document, vacuums))
+        for job in jobs:
+            job.run()
+    documents = list(map(_document, jobs))
     if json:
         write_json(runtime, {"tables": documents})
     else:

@@ -215,7 +215,7 @@ def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
     landed = lander.land([damaged, bare, good])
     refused = landed.refused
 
-    assert (bodies_at(landed.places[0]), list(refused)) == ([b"3"], [damaged, bare])
+    assert (bodies_at(landed.files[0].path), list(refused)) == ([b"3"], [damaged, bare])
     assert "it is damaged" in refused[damaged]
     assert refused[bare] == "it has bare bodies, which have no topic"
     assert (damaged.exists(), bare.exists(), good.exists()) == (True, True, False)
@@ -244,7 +244,7 @@ def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_lande
         log = write_archive(
             logs / f"{number}.log", clicks(*[b""] * at, b"x")[at:], head=Head("a" * 32, number)
         )
-        assert len(Lander(plan, logs).land([log]).places) == 1
+        assert len(Lander(plan, logs).land([log]).files) == 1
 
     land(1, 0)
     shutil.copytree(logs, snapshot)
