@@ -1,4 +1,4 @@
-"""When to connect to which nsqd, and the small thread pool that does it.
+"""When to connect to which nsqd.
 
 `RetryDelays` and `KnownNsqd` decide, with the clock of their caller. `Dialer` connects, and keeps a
 consumer connected to the right nsqd.
@@ -18,12 +18,6 @@ next to its TCP port. If that port belongs to another server, or is closed, the 
 decides. A reset or a silence is a fault of the network, and SUB follows immediately. An end of
 stream may be a deletion, so SUB waits for one delay. It may then recreate what was deleted, but
 never to return to a healthy nsqd would be worse.
-
-Blocking work runs on the threads of `ThreadPool`: connecting, TLS handshakes, lookups over HTTP.
-All consumers and producers of a process share them, and they end after a moment without work. Work
-is queued by peer, and an unreachable peer must not delay those that answer. Peers that failed to
-answer last time get at most half of the threads. Together with new peers they get all but two, and
-each of them at most two.
 """
 
 from __future__ import annotations
@@ -31,23 +25,23 @@ from __future__ import annotations
 import collections
 import logging
 import math
-import os
 import random
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
 from nsqtools.client.connection import (
     Connection,
     http_access,
     max_attempt_s,
     open_connection,
+    refuses_quick_flush,
 )
 from nsqtools.client.io_loop import LoopMember, Timer
+from nsqtools.client.opening import Opening, can_open_on_loop
 from nsqtools.client.options import ClientOptions
+from nsqtools.client.thread_pool import thread_pool
 from nsqtools.errors import (
     ConnectionFailed,
     DeadlineExceeded,
@@ -60,7 +54,6 @@ from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, http_url, is_ephe
 
 log = logging.getLogger("nsqtools")
 
-T = TypeVar("T")
 Result = Connection | NsqError
 
 # First delay of an nsqd that a lookup lists: lookups of a consumer are at most one in five seconds.
@@ -70,6 +63,8 @@ RESTART_DELAY_S = 0.1
 # An attempt that exceeds its own timeouts by more than this was interrupted by a pause of the
 # process: a busy machine delays it by less.
 PAUSE_S = 1.0
+# Attempts that begin in one turn. Each takes 0.1 ms, and meanwhile no other connection is served.
+OPENINGS_PER_TURN = 20
 UPTIME_MARGIN_S = 1.0  # nsqd reports its start and its clock in whole seconds
 JITTER = 0.1  # largest share by which a delay is reduced
 # The system's generator: programs may seed the module's, and a fork copies its state.
@@ -289,6 +284,8 @@ class Dialer:
         self._losses: dict[Address, _Loss] = {}  # of joined nsqd, until they are connected again
         self.connecting = 0  # first attempts in progress
         self._timer: Timer | None = None
+        self._unopened: collections.deque[Address] = collections.deque()
+        self._openings: dict[Address, Opening] = {}
         self._is_stopped = False
         self._direct = dict.fromkeys(addresses)
         self._known = KnownNsqd(self._direct, loop.now(), options)
@@ -299,11 +296,20 @@ class Dialer:
         if self._is_stopped:
             return
         now = self._loop.now()
+        is_opening = bool(self._unopened)
         for address in self._known.take_due(now):
             self.connecting += address not in self._losses
-            self._open(address)
+            self._unopened.append(address)
+        if not is_opening:
+            self._open_next()
         if (next_due := self._known.next_due()) is not None:
             self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
+
+    def _open_next(self) -> None:
+        for _ in range(min(OPENINGS_PER_TURN, len(self._unopened))):
+            self._open(self._unopened.popleft())
+        if self._unopened:
+            self._loop.call_soon(self._open_next)
 
     def _open(self, address: Address) -> None:
         check: Callable[[], None] | None = None
@@ -312,6 +318,37 @@ class Dialer:
             check = partial(check_still_exists, address, *arguments)
         elif address not in self._joined:
             check = self._check_first(address)
+        if check is None and can_open_on_loop(self._options):
+            self._open_on_loop(address)
+        else:
+            self._open_on_thread(address, check)
+
+    def _open_on_loop(self, address: Address) -> None:
+        started_at = self._loop.now()
+        try:
+            self._openings[address] = Opening(
+                self._loop,
+                address,
+                self._options,
+                commands.subscribe(*self._subscription),
+                is_announced=not self._known[address].is_direct,
+                done=partial(self._opened, address, started_at),
+            )
+        except LookupError:
+            self._open_on_thread(address)
+        except ConnectionFailed as exc:
+            # Not in this call: the failure of many addresses would make it recursive.
+            self._loop.call_soon(partial(self._connected, address, exc))
+
+    def _opened(self, address: Address, started_at: float, result: Result) -> None:
+        del self._openings[address]
+        is_late = isinstance(result, DeadlineExceeded) and was_paused(started_at, self._options)
+        if isinstance(result, NsqError) and (is_late or refuses_quick_flush(result, self._options)):
+            self._open_on_thread(address)  # which tries again
+        else:
+            self._connected(address, result)
+
+    def _open_on_thread(self, address: Address, check: Callable[[], None] | None = None) -> None:
         is_announced, options = not self._known[address].is_direct, self._options
         subscribe = commands.subscribe(*self._subscription)
         attempt = partial(
@@ -352,8 +389,12 @@ class Dialer:
         return not nsqd.is_direct
 
     def stop(self) -> None:
-        """Stop connecting. A connection that is being made is closed when it is ready."""
+        """Stop connecting. A connection that a thread is making is closed when it is ready."""
         self._is_stopped = True
+        self._unopened.clear()
+        for opening in self._openings.values():
+            opening.close()
+        self._openings.clear()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -382,150 +423,21 @@ class Dialer:
         self.begin()
 
 
-# -- the thread pool ------------------------------------------------------------------------------
-
-# The threads wait for the network, so their number bounds how many peers are tried at a time. Eight
-# connect to a thousand healthy nsqd within seconds.
-MAX_POOL_THREADS = 8
-MAX_FOR_RESPONSIVE = 6  # threads for one peer that answered last time, and may hang now
-MAX_FOR_UNPROVEN = 2  # threads for one peer that did not, or is new
-MAX_FOR_ALL_FAILING = 4  # threads for all peers that did not answer last time
-# Threads for those and all new peers: nsqlookupd may announce many that hang.
-MAX_FOR_ALL_UNPROVEN = 6
-# A peer that refuses this fast, as with a closed port, delays no other: it counts as responsive.
-PROMPT_S = 0.5
-THREAD_IDLE_S = 2.0  # a thread without work ends after this time
-MAX_REMEMBERED_PEERS = 10_000  # about 2 MB
-
-Work = tuple[LoopMember, Callable[[], Any], Callable[[Any], None]]
-
-
-class ThreadPool:
-    """A few threads for blocking work, which are started on demand."""
-
-    def __init__(self) -> None:
-        self._reset()
-        os.register_at_fork(after_in_child=self._reset)
-
-    def _reset(self) -> None:
-        """Start without threads and work. A forked child has no thread of its parent."""
-        self._changed = threading.Condition()
-        self._queue: dict[Hashable, collections.deque[Work]] = {}  # by peer
-        self._queued = 0
-        self._running: collections.Counter[Hashable] = collections.Counter()
-        self._has_answered: dict[Hashable, bool] = {}  # the last time; oldest first
-        self._threads = 0
-        self._idle_threads = 0
-
-    def run(
-        self,
-        loop: LoopMember,
-        peer: Hashable,
-        work: Callable[[], T],
-        done: Callable[[T | NsqError], None],
-    ) -> None:
-        """Do ``work`` that waits for a peer; ``done`` gets the result on the loop of the member."""
-        with self._changed:
-            self._queue.setdefault(peer, collections.deque()).append((loop, work, done))
-            self._queued += 1
-            self._changed.notify()
-            needs_thread = self._queued > self._idle_threads and self._threads < MAX_POOL_THREADS
-            self._threads += needs_thread
-        # Outside the lock: with gevent a start switches greenlets, and a lock that was made before
-        # gevent patched the module would let the other greenlet in.
-        if needs_thread:
-            self._start_thread()
-
-    def _start_thread(self) -> None:
-        try:
-            threading.Thread(target=self._serve, name="nsq-background", daemon=True).start()
-        except RuntimeError as exc:  # no more threads, or the interpreter is ending
-            with self._changed:
-                self._threads -= 1
-                if self._threads:
-                    return  # another thread does the work
-                abandoned, self._queue, self._queued = self._queue, {}, 0
-            for peer, works in abandoned.items():
-                error = ConnectionFailed(f"cannot reach {peer} ({exc})")
-                for loop, _, done in works:
-                    loop.call_soon(partial(done, error))
-
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                item = self._take()
-                if item is None:
-                    self._idle_threads += 1
-                    is_notified = self._changed.wait(THREAD_IDLE_S)
-                    self._idle_threads -= 1
-                    if not is_notified and not self._queue:
-                        self._threads -= 1
-                        return
-                    continue
-            began_at = time.monotonic()
-            peer, (loop, work, done) = item
-            try:
-                result = work()
-            except NsqError as exc:
-                result = exc
-            except BaseException as exc:  # a defect must not end the thread or leave work undone
-                log.exception("cannot reach %s", peer)
-                result = ConnectionFailed(f"cannot reach {peer} ({exc!r})")
-            loop.call_soon(partial(done, result))
-            is_prompt = time.monotonic() - began_at < PROMPT_S
-            self._finish(peer, has_answered=is_prompt or not isinstance(result, NsqError))
-
-    def _take(self) -> tuple[Hashable, Work] | None:
-        for peer, works in self._queue.items():
-            if self._may_run(peer):
-                work = works.popleft()
-                self._queued -= 1
-                del self._queue[peer]
-                if works:  # further work of this peer queues behind the other peers
-                    self._queue[peer] = works
-                self._running[peer] += 1
-                return peer, work
-        return None
-
-    def _may_run(self, peer: Hashable) -> bool:
-        has_answered, running = self._has_answered.get, self._running
-        if has_answered(peer):
-            return running[peer] < MAX_FOR_RESPONSIVE
-        # False for each thread that works for a failing peer, None for each new peer.
-        unproven = [has_answered(other) for other in running.elements() if not has_answered(other)]
-        return (
-            running[peer] < MAX_FOR_UNPROVEN
-            and len(unproven) < MAX_FOR_ALL_UNPROVEN
-            and (has_answered(peer) is None or unproven.count(False) < MAX_FOR_ALL_FAILING)
-        )
-
-    def _finish(self, peer: Hashable, *, has_answered: bool) -> None:
-        with self._changed:
-            self._running[peer] -= 1
-            if not self._running[peer]:
-                del self._running[peer]
-            self._has_answered.pop(peer, None)
-            self._has_answered[peer] = has_answered
-            if len(self._has_answered) > MAX_REMEMBERED_PEERS:
-                del self._has_answered[next(iter(self._has_answered))]
-            # Work that `_may_run` postponed may run now.
-            if self._queue and self._idle_threads:
-                self._changed.notify(self._idle_threads)
-
-
-thread_pool = ThreadPool()
-
-
 def connect_despite_pause(attempt: Callable[[], Connection], options: ClientOptions) -> Connection:
     """Make an ``attempt`` to connect, and one more after a pause of the process.
 
     An attempt that exceeded its own timeouts proves that this process or its machine was stopped,
     and nothing about nsqd.
     """
-    too_late = time.monotonic() + max_attempt_s(options) + PAUSE_S
+    started_at = time.monotonic()
     try:
         return attempt()
     except DeadlineExceeded:
-        if time.monotonic() <= too_late:
+        if not was_paused(started_at, options):
             raise
     return attempt()
+
+
+def was_paused(started_at: float, options: ClientOptions) -> bool:
+    """Return whether an attempt that is late was interrupted by a pause of the process."""
+    return time.monotonic() > started_at + max_attempt_s(options) + PAUSE_S

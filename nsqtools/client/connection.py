@@ -1,7 +1,8 @@
 """A connection to an nsqd: negotiation, reading and writing on the I/O loop, and its loss.
 
-Negotiation (`open_connection`) blocks on name resolution, TCP, TLS and nsqd's answers, so it runs
-on other threads (`connecting`). The order is strict, and each step reads its answer before the next
+Negotiation waits for name resolution, TCP, TLS and nsqd's answers. `open_connection` blocks
+meanwhile, so it runs on other threads (`connecting`); `opening` does the same on the I/O thread
+where no step can block. The order is strict, and each step reads its answer before the next
 is sent: magic and IDENTIFY in one write, the reply, TLS and its OK, snappy or deflate and its OK,
 AUTH if nsqd requires it, SUB. Nothing may be pipelined behind IDENTIFY, because nsqd discards it
 when it upgrades the stream. Bytes behind the frame of the IDENTIFY reply belong to the decoder of
@@ -32,8 +33,8 @@ import functools
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import NO_BUFFER, LoopMember
@@ -101,6 +102,11 @@ class ConnectionUser(Protocol):
     def on_lost(self, error: NsqError) -> None: ...
 
 
+T = TypeVar("T")
+Steps = Generator[bytes, None, T]
+"""Steps of a negotiation: a command to send, or ``b""`` to receive an answer."""
+
+
 class Connection:
     """A connection to an nsqd. ``reply`` has the features that nsqd granted."""
 
@@ -126,25 +132,40 @@ class Connection:
         self._has_more = False  # to expand or to report, without another read
         self._is_inflating = False  # a scheduled call will do it
 
-    # -- negotiation, which blocks ----------------------------------------------------------------
+    # -- negotiation ----------------------------------------------------------------------------
 
     def negotiate(self, subscribe: bytes, identify: bytes) -> None:
-        """Identify, agree on the features of the options and, for a consumer, subscribe."""
-        options = self._options
-        self._deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
-        self._send_blocking(commands.MAGIC_V2 + commands.identify(identify))
-        reply = self.reply = decode_identify_reply(self._answer())
-        if options.tls_v1:
-            self._upgrade_to_tls()
-        self._start_compression()
-        if reply.auth_required:
-            self._authenticate()
-        if subscribe:
-            self._send_blocking(subscribe)
-            self._expect_ok("SUB")
+        """Take the steps of `negotiation`, blocking."""
+        for command in self.negotiation(subscribe, identify):
+            if command:
+                self._stream.send_all(command, self.deadline)
+            else:
+                self._frames.feed(self._receive_blocking())
         self._stream.set_nonblocking()
 
-    def _upgrade_to_tls(self) -> None:
+    def negotiation(self, subscribe: bytes, identify: bytes) -> Steps[None]:
+        """Identify, agree on the features of the options and, for a consumer, subscribe."""
+        options = self._options
+        self.deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
+        yield commands.MAGIC_V2 + commands.identify(identify)
+        self.reply = decode_identify_reply((yield from self._answer()))
+        if options.tls_v1:
+            yield from self._upgrade_to_tls()
+        yield from self._start_compression()
+        if self.reply.auth_required:
+            yield from self._authenticate()
+        if subscribe:
+            yield self._encode(subscribe)
+            yield from self._expect_ok("SUB")
+
+    def receive_answer(self, buffer: memoryview) -> None:
+        """Receive an answer without waiting, in a `negotiation` without TLS or compression."""
+        data = self._stream.receive_ready(buffer)
+        if data == b"":
+            raise ConnectionLost(f"{self.nsqd} closed the connection")
+        self._frames.feed(data or b"")
+
+    def _upgrade_to_tls(self) -> Steps[None]:
         if not self.reply.tls_v1:
             raise TLSError(
                 f"{self.nsqd} does not offer TLS",
@@ -152,10 +173,10 @@ class Connection:
             )
         if len(self._frames):
             raise ProtocolError("clear text after the TLS agreement")
-        self._stream.start_tls(client_tls(self._options).get(), self._deadline)
-        self._expect_ok("the TLS handshake")
+        self._stream.start_tls(client_tls(self._options).get(), self.deadline)
+        yield from self._expect_ok("the TLS handshake")
 
-    def _start_compression(self) -> None:
+    def _start_compression(self) -> Steps[None]:
         for codec in ("snappy", "deflate"):
             if getattr(self.reply, codec) and not getattr(self._options, codec):
                 raise ProtocolError(f"nsqd compresses with {codec}, which was not requested")
@@ -167,9 +188,9 @@ class Connection:
             return
         surplus, limit = self._frames.take_surplus(), self._options.max_inflated_read
         self._frames.feed(self._codec.decompress(surplus, limit))
-        self._expect_ok("the start of compression")
+        yield from self._expect_ok("the start of compression")
 
-    def _authenticate(self) -> None:
+    def _authenticate(self) -> Steps[None]:
         secret = current_secret(self._options)
         if not secret:
             raise RefusedError(
@@ -178,9 +199,9 @@ class Connection:
             )
         if not self._options.tls_v1:
             self._check_exposure()
-        self._send_blocking(commands.auth(secret.encode()))
-        self._deadline = Deadline(_auth_limit_s(self._options))
-        self._answer()  # the identity, as JSON; a refusal raises
+        yield self._encode(commands.auth(secret.encode()))
+        self.deadline = Deadline(_auth_limit_s(self._options))
+        yield from self._answer()  # the identity, as JSON; a refusal raises
 
     def _check_exposure(self) -> None:
         """Refuse to send the secret without TLS, or warn that it is sent."""
@@ -197,25 +218,24 @@ class Connection:
                 self.nsqd,
             )
 
-    def _send_blocking(self, data: bytes) -> None:
-        encoded = self._codec.compress(data) if self._codec else data
-        self._stream.send_all(encoded, self._deadline)
+    def _encode(self, command: bytes) -> bytes:
+        return self._codec.compress(command) if self._codec else command
 
     def _receive_blocking(self) -> bytes:
         codec = self._codec
-        data = b"" if codec and codec.has_more else self._stream.receive(self._deadline)
+        data = b"" if codec and codec.has_more else self._stream.receive(self.deadline)
         return codec.decompress(data, self._options.max_inflated_read) if codec else data
 
-    def _expect_ok(self, step: str) -> None:
-        answer = self._answer()
+    def _expect_ok(self, step: str) -> Steps[None]:
+        answer = yield from self._answer()
         if answer != frames.OK:
             raise ProtocolError(f"{answer[:60]!r} instead of OK to {step}")
 
-    def _answer(self) -> bytes:
+    def _answer(self) -> Steps[bytes]:
         """Wait for the next response other than a heartbeat."""
         while True:
             while (frame := self._frames.next_frame()) is None:
-                self._frames.feed(self._receive_blocking())
+                yield b""
             frame_type, body = frame
             if frame_type == frames.ERROR:
                 raise frames.decode_error(body, self.nsqd)
@@ -223,7 +243,7 @@ class Connection:
                 raise ProtocolError("a message before SUB")
             if body != HEARTBEAT:
                 return body
-            self._send_blocking(commands.NOP)
+            yield self._encode(commands.NOP)
 
     def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
         """Serve ``user`` on the I/O thread."""
@@ -560,9 +580,20 @@ def _open_once(
     except BaseException as exc:
         connection.close()
         if isinstance(exc, ProtocolError):
-            raise ProtocolError(f"{address}: {exc}", hint=exc.hint) from exc
+            raise locate_protocol_error(exc, address) from exc
         raise
     return connection
+
+
+def locate_protocol_error(error: ProtocolError, address: Address) -> ProtocolError:
+    """Return the same error with the address of the peer."""
+    return ProtocolError(f"{address}: {error}", hint=error.hint)
+
+
+def refuses_quick_flush(error: NsqError, options: ClientOptions) -> bool:
+    """Return whether nsqd does not allow the output_buffer_timeout that the user did not set."""
+    is_refusal = isinstance(error, ServerError) and "output buffer timeout" in error.text
+    return is_refusal and not options.output_buffer_timeout_s
 
 
 def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:

@@ -14,16 +14,17 @@ be a thousand for a thousand topics.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nsqtools.client.change_log import ChangeLog
-from nsqtools.client.connecting import rng, thread_pool
 from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
+from nsqtools.client.thread_pool import thread_pool
 from nsqtools.errors import DeadlineExceeded, NsqError
 from nsqtools.http.http_api import Lookup, NsqlookupdHTTPClient
 from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, shown_url
@@ -107,7 +108,8 @@ class Discovery:
     def next_delay_s(self) -> float:
         """Draw the delay to the next round, in seconds."""
         options = self._options
-        return options.lookupd_poll_interval_s * (1 + rng.uniform(0, options.lookupd_poll_jitter))
+        jitter = random.SystemRandom().uniform(0, options.lookupd_poll_jitter)
+        return options.lookupd_poll_interval_s * (1 + jitter)
 
     def _set_next(self, at: float) -> None:
         self._next_at, delay_s = at, at - self._loop.now()

@@ -186,9 +186,10 @@ class LoopMember:
         """Make a call at the end of this turn, when everything is sent."""
         self.io_thread.at_last.append((call, self))
 
-    def register(self, connection: Watched) -> None:
-        """Watch a connection for bytes to read."""
-        self.io_thread.selector.register(connection, selectors.EVENT_READ, (connection, self))
+    def register(self, connection: Watched, *, writes: bool = False) -> None:
+        """Watch a connection for bytes to read, or also for room to write."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
+        self.io_thread.selector.register(connection, events, (connection, self))
 
     def watch_writes(self, connection: Watched, enabled: bool) -> None:
         """Start or stop watching a connection for room to write."""

@@ -47,7 +47,6 @@ from nsqtools.client.connecting import (
     RetryDelays,
     connect_despite_pause,
     rng,
-    thread_pool,
     warn_about_unused,
 )
 from nsqtools.client.connection import Connection, open_connection
@@ -62,6 +61,7 @@ from nsqtools.client.publication import (
     PendingPublication,
     PublishQueue,
 )
+from nsqtools.client.thread_pool import thread_pool
 from nsqtools.errors import (
     ConfigurationError,
     ConnectionFailed,

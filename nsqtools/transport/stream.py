@@ -201,6 +201,12 @@ class Stream:
         """Return the descriptor for a selector."""
         return self._socket.fileno()
 
+    def finish_connecting(self) -> None:
+        """Check a stream of `begin_connecting` that is writable. Raises as `connect` does."""
+        if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            error = OSError(code, os.strerror(code))
+            raise connect_error(error, self.address) from error
+
     # -- blocking, during negotiation -----------------------------------------------------------
 
     def receive(self, deadline: Deadline) -> bytes:
@@ -328,17 +334,44 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
     ip_addresses = _resolve(address, deadline)
     try:
         sock = _connect_first(ip_addresses, source, deadline)
-    except TimeoutError as exc:
-        raise DeadlineExceeded(
+    except OSError as exc:
+        raise connect_error(exc, address) from exc
+    return Stream(sock, address)
+
+
+def begin_connecting(address: Address, local_address: str = "") -> Stream:
+    """Begin to connect to an IP address without waiting.
+
+    The stream is non-blocking. When it is writable, call its `finish_connecting`. Raises
+    ``LookupError`` for the name of a host, and errors as `connect` does.
+    """
+    source = parse_address(local_address, 0) if local_address else None
+    ip_address = _look_up_numeric(address)[0]
+    try:
+        return Stream(_begin_connecting(ip_address, source), address)
+    except OSError as exc:
+        raise connect_error(exc, address) from exc
+
+
+def connect_error(exc: OSError, address: Address) -> ConnectionFailed:
+    """Return the error to raise for an address that cannot be connected to."""
+    if isinstance(exc, TimeoutError):
+        return DeadlineExceeded(
             f"cannot connect to {address} (timed out)",
             hint="Check the address, and that a firewall does not drop the packets.",
-        ) from exc
-    except OSError as exc:
-        raise ConnectionFailed(
-            f"cannot connect to {address} ({_reason(exc)})",
-            hint="Is nsqd running there? Its TCP port is usually 4150.",
-        ) from exc
-    return Stream(sock, address)
+        )
+    return ConnectionFailed(
+        f"cannot connect to {address} ({_reason(exc)})",
+        hint="Is nsqd running there? Its TCP port is usually 4150.",
+    )
+
+
+def _look_up_numeric(address: Address) -> list[_IPAddress]:
+    """Return an IP address as the system represents it, and nothing for a name."""
+    with contextlib.suppress(OSError):
+        numeric = socket.AI_NUMERICHOST
+        return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=numeric))
+    return []
 
 
 def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
@@ -349,14 +382,13 @@ def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
     """
     from concurrent.futures import Future
 
-    resolve = functools.partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
-    with contextlib.suppress(OSError):  # raised for a name
-        return list(resolve(flags=socket.AI_NUMERICHOST))
+    if ip_addresses := _look_up_numeric(address):
+        return ip_addresses
     answer: Future[list[_IPAddress]] = Future()
 
     def wait_for_name_server() -> None:
         try:
-            answer.set_result(list(resolve()))
+            answer.set_result(list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)))
         except OSError as exc:
             answer.set_exception(exc)
 

@@ -1,5 +1,7 @@
 """The life of a connection: liveness, messages, answers and errors."""
 
+import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,9 +31,10 @@ from plugins.waiting import patience_s, wait_until
 
 import nsqtools
 from nsqtools import Batch, ClientOptions, Consumer, Message, NsqError, PublishUnknown, ServerError
-from nsqtools.client.connection import open_connection, silence_limit_s
-from nsqtools.client.io_loop import IOThread
-from nsqtools.protocol.names import parse_address
+from nsqtools.client.connection import Connection, open_connection, silence_limit_s
+from nsqtools.client.io_loop import IOThread, LoopMember
+from nsqtools.client.opening import Opening
+from nsqtools.protocol.names import Address, parse_address
 from nsqtools.testing import fake_message
 
 
@@ -312,11 +315,27 @@ ANSWERS = {  # to IDENTIFY, and the complaint
 }
 
 
-def test_every_answer_to_identify_is_used_or_reported(in_background: InBackground) -> None:
+def open_on_loop(address: Address, options: ClientOptions) -> Connection:
+    results: queue.Queue[Connection | NsqError] = queue.Queue()
+    member = LoopMember("opening", Mock(), Mock())
+    open_it = partial(Opening, member, address, options, b"", is_announced=False, done=results.put)
+    member.start(open_it)
+    result = results.get(timeout=patience_s(5))
+    member.call_soon(member.stop)
+    assert member.join(patience_s(5))
+    if isinstance(result, NsqError):
+        raise result
+    return result
+
+
+@pytest.mark.parametrize("open_it", [open_connection, open_on_loop])
+def test_every_answer_to_identify_is_used_or_reported(
+    in_background: InBackground, open_it: Callable[[Address, ClientOptions], Connection]
+) -> None:
     for reply, complaint in ANSWERS.items():
         with ScriptedNsqd() as peer:
             address = parse_address(peer.address)
-            opening = in_background(open_connection, address, ClientOptions())
+            opening = in_background(open_it, address, ClientOptions())
             conn = peer.accept()
             conn.expect("IDENTIFY")
             conn.send(reply)
@@ -328,3 +347,21 @@ def test_every_answer_to_identify_is_used_or_reported(in_background: InBackgroun
                 opening.result(patience_s(5))
             assert str(address) in str(caught.value)
             conn.expect_closed()
+
+
+def test_nsqd_that_hang_delay_no_other(nsqd: GoNsqd, consume: Consume) -> None:
+    with socket.create_server(("", 0), backlog=200) as hanging:
+        port = hanging.getsockname()[1]
+        addresses = [f"127.0.1.{number}:{port}" for number in range(1, 101)]
+        consumer = consume([*addresses, nsqd.tcp_address])
+        nsqd.publish(TOPIC, b"x")
+        [message] = take(consumer, 1)
+        message.finish()
+        assert consumer.errors() == []  # all others are still being tried
+        consumer.stop()
+        for _ in addresses:
+            accepted, _ = hanging.accept()
+            with accepted:
+                accepted.settimeout(patience_s(5))
+                while accepted.recv(4096):
+                    pass

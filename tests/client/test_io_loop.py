@@ -15,9 +15,9 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer
-from nsqtools.client.connecting import MAX_POOL_THREADS, ThreadPool
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.io_loop import LoopMember, next_multiple
+from nsqtools.client.thread_pool import MAX_POOL_THREADS, ThreadPool
 from nsqtools.errors import ConnectionFailed, PublishNotSent
 from nsqtools.protocol.names import Address
 from nsqtools.transport.stream import Deadline, connect
@@ -223,7 +223,7 @@ def test_hanging_peers_leave_threads_to_responsive_ones(
 def test_failed_work_costs_no_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nsqtools.client.connecting.THREAD_IDLE_S", 0.05)
+    monkeypatch.setattr("nsqtools.client.thread_pool.THREAD_IDLE_S", 0.05)
     background = ThreadPool()
     for _ in range(2 * MAX_POOL_THREADS):
         background.run(NOBODY, "x", sys.exit, ignore)
