@@ -523,6 +523,7 @@ class Delivery:
         return [
             message
             for source in self._sources
+            if source.in_flight
             for message in list(source.in_flight.values())
             if message.id not in source.released
         ]
@@ -746,6 +747,8 @@ class Delivery:
         """
         overdue, expired = self._backlog.overdue, []
         for source in self._sources:
+            if not source.in_flight:  # of a thousand connections, most
+                continue
             oldest = now - source.msg_timeout_s - REQUEUED_AFTER_S
             expired += [m for m in list(source.in_flight.values()) if m.received_at < oldest]
         if not (expired or overdue or self.orphans or self._is_stuck):

@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import socket
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -126,6 +127,7 @@ class Connection:
         self.pending: list[bytes] = []  # commands of which no byte can have reached the peer
         self._committed = b""
         self._offset = 0
+        self._silence_limit_s = silence_limit_s(options)
         self._is_attached = False
         self._watches_writes = False
         self._is_shut_down = False
@@ -413,12 +415,12 @@ class Connection:
         """Close the connection if nsqd has been silent or accepted no bytes for too long."""
         if not self.is_open:
             return
-        now, options = self._loop.now(), self._options
-        limit_s = silence_limit_s(options)
-        if limit_s is not None and now - self._last_read > limit_s:
+        now = self._loop.now()
+        if now - self._last_read > self._silence_limit_s:
+            limit_s = self._silence_limit_s
             self.lose(DeadlineExceeded(f"{self.nsqd} was silent for {limit_s:.0f} s"))
-        elif self._committed and now - self._last_progress > options.write_timeout_s:
-            limit_s = options.write_timeout_s
+        elif self._committed and now - self._last_progress > self._options.write_timeout_s:
+            limit_s = self._options.write_timeout_s
             self.lose(DeadlineExceeded(f"{self.nsqd} accepted no bytes for {limit_s:.0f} s"))
 
     def lose(self, error: NsqError) -> None:
@@ -442,11 +444,11 @@ class Connection:
         self._stream.close()
 
 
-def silence_limit_s(options: ClientOptions) -> float | None:
-    """Return the seconds of silence after which nsqd is dead, or None without heartbeats."""
+def silence_limit_s(options: ClientOptions) -> float:
+    """Return the seconds of silence after which nsqd is dead; without heartbeats, infinity."""
     interval_s = options.heartbeat_interval_s
     if interval_s <= 0:
-        return None
+        return math.inf
     return max(interval_s + 1, min(2 * interval_s + 1, options.read_timeout_s))
 
 

@@ -1,5 +1,6 @@
 """The life of a connection: liveness, messages, answers and errors."""
 
+import math
 import queue
 import socket
 import threading
@@ -40,7 +41,7 @@ from nsqtools.testing import fake_message
 
 def test_silence_beyond_two_heartbeats_closes_the_connection() -> None:
     limits_s = {(1, 60): 3, (10, 60): 21, (30, 60): 60, (30, 300): 61, (60, 60): 61, (1, 1): 2}
-    for (interval_s, read_timeout_s), limit_s in {**limits_s, (-1, 60): None}.items():
+    for (interval_s, read_timeout_s), limit_s in {**limits_s, (-1, 60): math.inf}.items():
         options = ClientOptions(heartbeat_interval_s=interval_s, read_timeout_s=read_timeout_s)
         assert silence_limit_s(options) == limit_s, interval_s
     root = Path(nsqtools.__file__).parent
