@@ -11,10 +11,10 @@ So SQL reads text as text, and every byte is preserved, as with ``body`` and ``b
 With `BodyKind.binary` there is one column ``body`` of bytes. For files of bare bodies, all columns
 but the body are null.
 
-The fast path uses Arrow's JSON reader. It accepts a text only if every line begins like a message,
-Arrow returns one row for each line, and the rows pass the checks of `records.envelope`. Any other
-text (with damage, keys in another order or unknown keys) takes the exact path, which reads line by
-line. Both paths return the same rows.
+The fast path reads `uniform_lines` by position, and others by Arrow's JSON reader. It accepts a
+text only if every line begins like a message, Arrow returns one row for each line, and the rows
+pass the checks of `records.envelope`. Any other text (with damage, keys in another order or unknown
+keys) takes the exact path, which reads line by line. All paths return the same rows.
 
 Parsing costs several times as much as decompression, so only the columns that a query needs are
 parsed. The others are not checked, but lines are always counted and compared with the index.
@@ -22,7 +22,6 @@ parsed. The others are not checked, but lines are always counted and compared wi
 
 from __future__ import annotations
 
-import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.reader import AMONG_BODIES, form_of, read_text, split_lines, whole_lines
+from nsqtools.archive.uniform_lines import ORIGIN, uniform_values
 from nsqtools.records.envelope import BodyKind, decode
 
 IDENTITY = ("topic", "nsqd", "id")
@@ -59,7 +59,6 @@ def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
 
 
 LINE_PREFIX = b'{"topic": "'
-ORIGIN = re.compile(rb'\{"topic": "([^"\\\x00-\x1f]*)", "nsqd": "([^"\\\x00-\x1f]*)", ')
 MAX_BLOCK_SIZE = 2**31 - 2  # Arrow's JSON reader takes the size as an int32.
 ID_LENGTH = 16
 MAX_ATTEMPTS = 2**16 - 1
@@ -77,11 +76,13 @@ def fast_columns(
     """
     if not (_all_begin_with(LINE_PREFIX, text, lines) and text.endswith(b"\n")):
         return None
+    if len(text) >= MAX_BLOCK_SIZE:
+        return None
     keys = {key for name in KEYS_OF if name in names for key in KEYS_OF[name]}
     values: Columns | None = {}
     if keys:
         constants = _constant_columns(text, lines, keys) if keys <= {"topic", "nsqd"} else None
-        values = constants or _parse(text, lines, keys)
+        values = constants or uniform_values(text, lines, keys) or _parse(text, lines, keys)
     return None if values is None or not _is_valid(values) else _to_columns(values, kind)
 
 
@@ -116,8 +117,6 @@ _JSON |= {"ts": pyarrow.int64(), "attempts": pyarrow.int32()}
 
 
 def _parse(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-    if len(text) >= MAX_BLOCK_SIZE:
-        return None
     schema = pyarrow.schema([(name, _JSON[name]) for name in _JSON if name in keys])
     on_other_fields = "error" if len(keys) == len(_JSON) else "ignore"
     if (table := read_json(text, lines, schema, on_other_fields)) is None:

@@ -6,9 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from nsqtools.archive.slices import Job, JobResult, run_job
@@ -49,6 +47,9 @@ def _run_in_threads(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, JobR
 
 
 def _run_in_processes(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, JobResult]]:
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with (
         # Otherwise new interpreters would import modules from the current directory.
         environment_variables({"PYTHONSAFEPATH": "1"}),
@@ -79,6 +80,8 @@ def _results(
 def _start_worker() -> None:
     """Let the parent process handle SIGINT, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from multiprocessing import parent_process
+
     import pyarrow
 
     pyarrow.set_cpu_count(1)

@@ -172,11 +172,15 @@ def _verify(
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             is_same = file.num_row_groups == len(checksums)
             for number in range(file.num_row_groups if is_same else 0):
-                group = file.read_row_group(number, use_threads=False)
-                is_same &= [checksum(group[name]) for name in names] == list(checksums[number])
-                if TIME in names:
-                    times += time_bounds(group[TIME])
-                with_nan |= {name for name in names if _has_nan(group[name])}
+                sums = [Checksum() for _ in names]
+                # Small batches use the same memory again: that of a row group costs page faults.
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], use_threads=False):
+                    for column, each in zip(batch.columns, sums, strict=True):
+                        each.add(column)
+                    if TIME in names:
+                        times += time_bounds(batch[TIME])
+                    with_nan |= {name for name in names if _has_nan(batch[name])}
+                is_same &= [each.value for each in sums] == list(checksums[number])
             statistics = _statistics_of(file, without_bounds=with_nan)
     except (ArrowException, OSError) as exc:
         raise OSError(errno.EIO, f"it cannot be read back: {exc}", str(path)) from exc
@@ -245,29 +249,39 @@ def _json_bound(value: Any, *, is_upper: bool = False) -> Any:
 
 def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
     """Return a checksum of the values of a column, which does not depend on its chunks."""
-    chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
-    # One checksum for the positions of nulls, one for lengths, one for values.
-    sums = [0, 0, 0]
-    for array in chunks:
-        if column.null_count:
-            sums[0] = crc32(_values(array.is_null().cast(pyarrow.int8())), sums[0])
-        _add(array, sums)
-    return crc32(repr((len(column), column.null_count, sums)).encode())
+    sums = Checksum()
+    for array in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
+        sums.add(array)
+    return sums.value
 
 
-def _add(array: pyarrow.Array, sums: list[int]) -> None:
-    array = array.drop_null()
-    if types.is_string(array.type) or types.is_binary(array.type):
-        sums[1] = crc32(_values(compute.binary_length(array)), sums[1])
-        sums[2] = crc32(_text_bytes(array), sums[2])
-        return
-    if types.is_boolean(array.type):
-        array = array.cast(pyarrow.int8())
-    if types.is_primitive(array.type):
-        sums[2] = crc32(_values(array), sums[2])
-        return
-    for value in array.to_pylist():
-        sums[2] = crc32(json.dumps(value, default=str).encode(), sums[2])
+class Checksum:
+    """The checksum of a column that comes in parts."""
+
+    def __init__(self) -> None:
+        self._rows = self._nulls = self._lengths = self._values = 0
+
+    @property
+    def value(self) -> int:
+        return crc32(repr((self._rows, self._nulls, self._lengths, self._values)).encode())
+
+    def add(self, array: pyarrow.Array) -> None:
+        if array.null_count:
+            positions = compute.add(compute.indices_nonzero(array.is_null()), self._rows)
+            self._nulls = crc32(_values(positions.cast(pyarrow.int64())), self._nulls)
+        self._rows += len(array)
+        array = array.drop_null()
+        if types.is_string(array.type) or types.is_binary(array.type):
+            self._lengths = crc32(_values(compute.binary_length(array)), self._lengths)
+            self._values = crc32(_text_bytes(array), self._values)
+            return
+        if types.is_boolean(array.type):
+            array = array.cast(pyarrow.int8())
+        if types.is_primitive(array.type):
+            self._values = crc32(_values(array), self._values)
+            return
+        for value in array.to_pylist():
+            self._values = crc32(json.dumps(value, default=str).encode(), self._values)
 
 
 def _values(array: pyarrow.Array) -> memoryview:

@@ -51,6 +51,7 @@ MESSAGES = [WireMessage(BASE_NS + n * 1000, n + 1, b"%016d" % n, b"body %d" % n)
 
 
 LINE = encode_many("t", "n:1", MESSAGES[1:2])
+LINE_OF = b'{"topic": "t", "nsqd": "n:1", "id": "%s", "ts": %s, "attempts": %s, "body": "%s"}\n'
 
 lines = st.one_of(
     st.just(LINE),
@@ -69,6 +70,21 @@ lines = st.one_of(
         st.sampled_from([b"AAAA", b"AAA", b"A A=", b"", b"\xc3\xa9", b'", "body": "x']),
     ),
     st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"") + b"\n"),
+    # Values of the lengths that `uniform_lines` expects, and almost of them.
+    st.builds(
+        LINE_OF.__mod__,
+        st.tuples(
+            *(
+                st.lists(st.sampled_from(parts), min_size=low, max_size=high).map(b"".join)
+                for parts, low, high in (
+                    (b'0 0 0 0 0 \\ " \\"'.split(), 15, 16),
+                    (b"1 9 0 0x".split(), 18, 19),
+                    (b"1 9 x".split(), 1, 2),
+                    (b'a " \\ \\" } \xc3\xa9 \xff \t'.split(b" "), 0, 6),
+                )
+            )
+        ),
+    ),
 )
 
 
