@@ -54,7 +54,7 @@ _SCHEMA = """
 CREATE TABLE queue (number INTEGER PRIMARY KEY, name TEXT UNIQUE, paused INTEGER, crc INTEGER,
     waiting INTEGER, deferred INTEGER, total INTEGER);
 CREATE TABLE message (queue INTEGER, due INTEGER, turn INTEGER, attempts INTEGER, crc INTEGER,
-    frame BLOB, body INTEGER, position INTEGER, PRIMARY KEY (queue, due, turn)) WITHOUT ROWID;
+    frame BLOB, body INTEGER, PRIMARY KEY (queue, due, turn)) WITHOUT ROWID;
 """
 _BODIES = """
 CREATE TABLE body (number INTEGER PRIMARY KEY, data BLOB);
@@ -82,21 +82,23 @@ _APPLICATION_ID = int.from_bytes(b"nsqd", "big")
 _FORMAT = 1
 _QUEUE_COLUMNS = "number,name,paused,crc,waiting,deferred,total"
 _COLUMNS_0_3 = "queue,due,turn,attempts,crc,frame"
-_COLUMNS = f"{_COLUMNS_0_3},body,position"
+_COLUMNS = f"{_COLUMNS_0_3},body"
 _TABLES = (
     {"queue": _QUEUE_COLUMNS, "message": _COLUMNS_0_3},
     {"queue": _QUEUE_COLUMNS, "message": _COLUMNS, "body": "number,data"},
 )
 _STAMP = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_FORMAT};"
 _ADD_BODIES = f"""BEGIN IMMEDIATE;
-    ALTER TABLE message ADD COLUMN body INTEGER; ALTER TABLE message ADD COLUMN position INTEGER;
-    {_BODIES} {_STAMP} COMMIT;"""
+    ALTER TABLE message ADD COLUMN body INTEGER; {_BODIES} {_STAMP} COMMIT;"""
 # The body of a longer frame is in the table of bodies. At 900 bytes that costs more CPU than a
 # whole frame in the row, and a quarter less at 4,000 bytes. Below 1 << _OFFSET_SHIFT.
 _LONG_BYTES = 1000
 # Long bodies in a row. More of them leave less of the last page empty (4 % at this bound), but one
 # message that is not finished keeps them all.
 _BODY_BYTES = 1 << 16
+# A row has a long frame up to its body, and then the position of the body in the row of bodies. A
+# column for the position would make the JSON of new rows more than one integer a row.
+_POSITION_BYTES = 4
 _ADD_QUEUE = "INSERT INTO queue VALUES (?,?,?,?,0,0,0)"
 _RECOUNT = """UPDATE queue SET
     waiting=(SELECT count(*) FROM message WHERE queue=number AND due=0),
@@ -129,11 +131,12 @@ _BY_QUEUE = """(SELECT CAST(q.key AS INTEGER) AS a, CAST(m.key AS INTEGER) AS b,
 # c has the CRC, and in the lower bits offset and size of the frame.
 _CRC_SHIFT, _OFFSET_SHIFT = 31, 10
 _MAX_OFFSET = 1 << _CRC_SHIFT - _OFFSET_SHIFT
-_ADD_NEW = f"""INTO message SELECT a, 0, b, 0, c >> {_CRC_SHIFT},
-    substr(?2, c >> {_OFFSET_SHIFT} & {_MAX_OFFSET - 1}, c & {(1 << _OFFSET_SHIFT) - 1}), NULL, NULL
-    FROM {_BY_QUEUE}"""
+_ADD_NEW = f"""INTO message SELECT CAST(q.key AS INTEGER), 0, CAST(m.key AS INTEGER), 0,
+    m.value >> {_CRC_SHIFT}, substr(?2, m.value >> {_OFFSET_SHIFT} & {_MAX_OFFSET - 1},
+    m.value & {(1 << _OFFSET_SHIFT) - 1}), nullif(CAST(b.key AS INTEGER), 0)
+    FROM json_each(?1) q, json_each(q.value) b, json_each(b.value) m"""
 _INSERT_NEW = "INSERT OR IGNORE"  # a damaged key may be that of another message
-_ADD_OTHERS = f"INTO message SELECT a, b, c, d, e, substr(?2, f, g), h, i FROM {_columns(9)}"
+_ADD_OTHERS = f"INTO message SELECT a, b, c, d, e, substr(?2, f, g), h FROM {_columns(8)}"
 _ADD_BODY = f"INSERT INTO body SELECT a, substr(?2, b, c) FROM {_columns(3)}"
 _FINISH = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, 0, c FROM {_BY_QUEUE})"
 _DELETE = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, b, c FROM {_columns(3)})"
@@ -147,7 +150,7 @@ _COUNT = f"""UPDATE queue SET waiting = waiting + j.b, deferred = deferred + j.c
 _DUE = f"""FROM message WHERE queue=?1 AND due BETWEEN 1 AND ?2
     ORDER BY due, turn LIMIT {BATCH_COUNT}"""
 _COME_DUE = f"""INSERT INTO message SELECT queue, 0, ?3 + row_number() OVER (ORDER BY due, turn),
-    attempts, crc, frame, body, position FROM (SELECT * {_DUE})"""
+    attempts, crc, frame, body FROM (SELECT * {_DUE})"""
 _NOT_DEFERRED = f"DELETE FROM message WHERE (queue,due,turn) IN (SELECT queue,due,turn {_DUE})"
 _DROP = f"""DELETE FROM message WHERE (queue, due, turn) IN
     (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {BATCH_COUNT})"""
@@ -182,11 +185,12 @@ Row = tuple[int, int, int, int, bytes]
 
 
 class StoredRow(NamedTuple):
-    """A message with the place of its body, if that is in the table of bodies."""
+    """A message with the row of its body, if that is in the table of bodies."""
 
     row: Row
     body: int | None = None
-    position: int = 0
+    head: bytes = b""
+    """The column of the frame"""
     data: bytes = b""
     """All bodies in the row of the body"""
 
@@ -202,8 +206,8 @@ class _NewBodies:
         self.parts: list[memoryview] = []
         self._next_number = next_number
 
-    def add(self, frame: bytes) -> tuple[int, int]:
-        """Add the body of a frame; return the number and the position in it."""
+    def add(self, frame: bytes) -> tuple[int, bytes]:
+        """Add the body of a frame; return the number, and what the row of the message has."""
         part = memoryview(frame)[BODY_AT:]
         number, offset, size = self.values.pop() if self.values else (self._next_number(), 1, 0)
         if size and size + len(part) > _BODY_BYTES:
@@ -211,7 +215,7 @@ class _NewBodies:
             number, offset, size = self._next_number(), offset + size, 0
         self.values.append((number, offset, size + len(part)))
         self.parts.append(part)
-        return number, size
+        return number, frame[:BODY_AT] + size.to_bytes(_POSITION_BYTES, "big")
 
 
 class Publish(NamedTuple):
@@ -354,28 +358,29 @@ class Database:
 
     def _insert(self, rows: Iterable[Row], verb: str = "INSERT") -> None:
         """Insert messages. A frame that is in several queues is passed to SQLite once."""
-        new: dict[int, dict[int, int]] = {}
+        # By queue, row of bodies or 0, and turn.
+        new: dict[int, dict[int, dict[int, int]]] = {}
         others: list[tuple[int | None, ...]] = []
-        places: dict[int, tuple[int, int, int | None, int | None]] = {}
+        places: dict[int, tuple[int, int, int | None]] = {}
         heads: list[bytes] = []
         bodies = _NewBodies(self._next_body)
         end = 1  # offsets of SQL begin with 1
         for queue, due_ns, turn, attempts, frame in rows:
             place = places.get(id(frame))
             if place is None:
-                is_long = len(frame) > _LONG_BYTES
-                head = frame[:BODY_AT] if is_long else frame
-                body = bodies.add(frame) if is_long else (None, None)
-                places[id(frame)] = place = (end, len(head), *body)
+                head, number = frame, None
+                if len(frame) > _LONG_BYTES:
+                    number, head = bodies.add(frame)
+                places[id(frame)] = place = (end, len(head), number)
                 heads.append(head)
                 end += len(head)
-            offset, size, number, _ = place
+            offset, size, number = place
             crc = crc32(frame, queue)
-            is_other = due_ns or attempts or number is not None or turn in new.get(queue, ())
-            if is_other or offset >= _MAX_OFFSET:
+            new_rows = new.setdefault(queue, {}).setdefault(number or 0, {})
+            if due_ns or attempts or offset >= _MAX_OFFSET or turn in new_rows:
                 others.append((queue, due_ns, turn, attempts, crc, *place))
             else:
-                new.setdefault(queue, {})[turn] = crc << _CRC_SHIFT | offset << _OFFSET_SHIFT | size
+                new_rows[turn] = crc << _CRC_SHIFT | offset << _OFFSET_SHIFT | size
         for statement, values in ((_ADD_NEW, new), (_ADD_OTHERS, others)):
             if values:
                 self._writer.execute(f"{verb} {statement}", (json.dumps(values), b"".join(heads)))
@@ -399,7 +404,7 @@ class Database:
         for batch in _batches(rows):
             run("BEGIN")
             self._insert([stored.row for stored in batch if stored.body is None], _INSERT_NEW)
-            for (*key, frame), body, position, data in batch:
+            for (*key, frame), body, head, data in batch:
                 if body is None:
                     continue
                 # The channels still share the body. With a copy for each, the file might outgrow
@@ -407,8 +412,8 @@ class Database:
                 if body not in numbers:
                     numbers[body] = self._next_body()
                     run("INSERT INTO body VALUES (?,?)", (numbers[body], data))
-                values = (*key, crc32(frame, key[0]), frame[:BODY_AT], numbers[body], position)
-                run(f"{_INSERT_NEW} INTO message VALUES (?,?,?,?,?,?,?,?)", values)
+                values = (*key, crc32(frame, key[0]), head, numbers[body])
+                run(f"{_INSERT_NEW} INTO message VALUES (?,?,?,?,?,?,?)", values)
             run("COMMIT")
             run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         run(_RECOUNT)
@@ -604,18 +609,20 @@ def _stored_rows(
     Bodies are read once for successive messages that have the same ones.
     """
     number, data = None, b""
-    for *key, crc, frame, body, position in connection.execute(select, values):
+    for *key, crc, head, body in connection.execute(select, values):
         if body is not None and body != number:
             [data] = connection.execute(_READ_BODY, (body,)).fetchone() or (b"",)
             number = body
+        frame = head
         try:
             if body is not None:
-                end = position + int.from_bytes(frame[:4], "big") + 4 - BODY_AT
-                frame += data[position:end]
+                start = int.from_bytes(head[BODY_AT:], "big")
+                end = start + int.from_bytes(head[:4], "big") + 4 - BODY_AT
+                frame = head[:BODY_AT] + data[start:end]
             is_intact = crc32(frame, key[0]) == crc and len(frame) >= BODY_AT
         except TypeError:  # damage may change the type of a value
             is_intact = False
-        yield StoredRow((*key, frame if is_intact else b""), body, position, data)
+        yield StoredRow((*key, frame if is_intact else b""), body, head, data)
 
 
 def _name_crc(number: int, name: str | None) -> int:
@@ -761,7 +768,7 @@ def stored_rows(path: Path, queue: int | None = None) -> Iterator[StoredRow]:
     first, end = (-1,) * columns, (sys.maxsize,) * columns
     with closing(read_patiently(path, lambda: _connect(path))) as connection:
         is_0_3 = read_patiently(path, lambda: _stamp_of(connection)[1] == 0)
-        selected = f"{_COLUMNS_0_3}, NULL, NULL" if is_0_3 else _COLUMNS
+        selected = f"{_COLUMNS_0_3}, NULL" if is_0_3 else _COLUMNS
         for last, sign, order in ((first, ">", ""), (end, "<", backward)):
             marks = ",".join("?" * columns)
             select = f"SELECT {selected} FROM message WHERE {of_queue}({key}){sign}({marks}){order}"
