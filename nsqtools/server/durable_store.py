@@ -348,20 +348,22 @@ class DurableStore:
             if not (transaction.damage or _is_full(exc)):
                 transaction.damage = transaction.failure
         self.loop.call_soon_threadsafe(self._after_commit, transaction)
-        if not transaction.failure:
-            self._tidy(transaction.database)
+        # Under load nsqd is never idle. Without room for the next transaction, it would then keep a
+        # log of up to 8 MiB for good.
+        is_short = bool(transaction.refusal) or transaction.failure == _FULL
+        if is_short or not transaction.failure:
+            self._tidy(transaction.database, may_shrink=is_short)
 
     def _shrink(self) -> None:
         self._shrink_timer = None
         if not (self._is_writing or self._is_scheduled or self._timer or self._is_closed):
-            self._executor.submit(self._tidy, self.database, is_idle=True)
+            self._executor.submit(self._tidy, self.database, may_shrink=True)
 
-    def _tidy(self, database: Database, *, is_idle: bool = False) -> None:
-        """Bring a large log into the file or, when there is nothing to write, shrink the file."""
+    def _tidy(self, database: Database, *, may_shrink: bool) -> None:
+        """Bring a large log into the file, and shrink the file if nsqd is idle or needs room."""
         try:
-            if not is_idle:
-                database.checkpoint_if_due()
-            elif database.shrink():
+            database.checkpoint_if_due()
+            if may_shrink and database.shrink():
                 self.loop.call_soon_threadsafe(self._write)  # which calls `_shrink` after a pause
         except sqlite3.Error as exc:
             if not _is_full(exc):

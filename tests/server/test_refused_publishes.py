@@ -185,3 +185,18 @@ def test_a_durable_nsqd_on_a_full_disk_accepts_publishes_after_consuming(
     nsqd.kill()
     nsqd.start()
     assert all_messages(nsqd, "a", 1) == [again.body]
+
+
+@pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
+@pytest.mark.parametrize("min_disk_free", [1, 1 << 20])
+def test_a_busy_durable_nsqd_truncates_its_log_when_the_disk_is_full(
+    small_disk: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, min_disk_free: int
+) -> None:
+    monkeypatch.setattr("nsqtools.server.durable_store._SHRINK_PAUSE_S", 3600)  # it is never idle
+    nsqd = serve(EmbeddedServer(small_disk, "-durable", f"-min-disk-free={min_disk_free}"))
+    with subscribed(nsqd.tcp_address, "t", "a", ready=1) as client:
+        while sum(path.stat().st_size for path in small_disk.glob("*-wal")) < 3 << 19:
+            nsqd.publish("t", b"x" * 1000)
+            client.finish([client.read_message()])
+    fill(small_disk / "of others")
+    wait_until(lambda: publish(nsqd, "PUB", [b"again"]), what="the log has made room")
