@@ -45,7 +45,9 @@ MAX_COLUMNS = 1000
 MAX_CELLS = 4 << 20
 # Arrow is slow with more keys, and crashes with more levels of nesting.
 MAX_KEYS_PER_BODY = 200
-SAMPLE_BODIES = 1000
+# If each twentieth of 10,000 bodies has a key of its own, they need a fifth more than MAX_CELLS. A
+# sample of 250 shows more than MAX_RARE_KEYS of these keys with a probability of 99.5 %.
+SAMPLE_BODIES = 250
 # Arrow reads a body that fits in 1 us, and a check takes 12 us. A batch that Arrow refuses is read
 # again in parts, of which those with an odd body are checked. Smaller parts would cost more where
 # odd bodies are frequent.

@@ -36,7 +36,16 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
-from nsqtools.archive.reader import AMONG_BODIES, form_of, read_text, split_lines, whole_lines
+from nsqtools.archive.reader import (
+    AMONG_BODIES,
+    BATCH_TEXT,
+    form_of,
+    has_columns,
+    read_columns,
+    read_text,
+    split_lines,
+    whole_lines,
+)
 from nsqtools.archive.uniform_lines import ORIGIN, uniform_values
 from nsqtools.records.envelope import BodyKind, decode
 
@@ -280,6 +289,47 @@ def bare_columns(
     return columns | columns_of_bodies(bodies, kind)
 
 
+def log_columns(batch: pyarrow.RecordBatch, kind: BodyKind) -> Columns:
+    """Return the columns of a record batch of a log in Arrow: see `arrow_member`."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    ids, ts_ns = columns["id"], columns["ts_ns"]
+    try:
+        text_ids = ids.cast(pyarrow.string())
+        is_ascii = compute.all(compute.string_is_ascii(text_ids), min_count=0).as_py()
+    except pyarrow.ArrowInvalid:
+        is_ascii = False
+    if not is_ascii:
+        text_ids = pyarrow.array([id.decode("latin-1") for id in ids.to_pylist()], pyarrow.string())
+    columns |= {
+        "id": text_ids,
+        "timestamp": micros(ts_ns),
+        "attempts": columns["attempts"].cast(pyarrow.int32()),
+    }
+    columns |= bodies_as(columns["body"], None, kind)
+    if kind is not BodyKind.binary and "body_bytes" not in columns:
+        columns["body_bytes"] = pyarrow.nulls(batch.num_rows, pyarrow.binary())
+    return columns
+
+
+def _join(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Join batches, so that each has many rows: a delivery of nsqd may have few."""
+    pending: list[pyarrow.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if pending and (rows + batch.num_rows > JSON_BATCH_ROWS or size > BATCH_TEXT):
+            yield _joined(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(batches: list[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
+    return batches[0] if len(batches) == 1 else pyarrow.concat_batches(batches)
+
+
 def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:
     """Return the columns that `row_mask` needs."""
     return {*names, *(["ts_ns"] if within != ALL_TIMES else ())}
@@ -321,7 +371,13 @@ def read_batches(
     Memory is bounded by `BATCH_TEXT` and one member, or one longer body. Raises the errors of
     `read_text`.
     """
-    schema, form = message_schema(kind), form_of(archive)
+    schema = message_schema(kind)
+    if has_columns(archive, on_damage):
+        for log_batch in _join(read_columns(archive, on_damage, within)):
+            on_rows(log_batch.num_rows)
+            yield from _selected(log_columns(log_batch, kind), schema, within, kind)
+        return
+    form = form_of(archive)
     if form.foreign:
         on_damage(archive.shown, form.foreign)
         return
@@ -345,11 +401,18 @@ def read_batches(
                 on_damage(archive.shown, f"from line {number + 1} on, {problem} (at {index + 1})")
         number += lines
         on_rows(len(columns["body"]))
-        batch = pyarrow.RecordBatch.from_pydict(columns, schema)
-        mask = row_mask(columns, within, {})
-        batch = batch if mask is None else batch.filter(mask)
-        size = JSON_BATCH_ROWS if kind is BodyKind.json else max(1, batch.num_rows)
-        yield from (batch.slice(offset, size) for offset in range(0, batch.num_rows, size))
+        yield from _selected(columns, schema, within, kind)
+
+
+def _selected(
+    columns: Columns, schema: pyarrow.Schema, within: TimeRange, kind: BodyKind
+) -> Iterator[pyarrow.RecordBatch]:
+    """Iterate over the rows in a range of times."""
+    batch = pyarrow.RecordBatch.from_pydict(columns, schema)
+    mask = row_mask(columns, within, {})
+    batch = batch if mask is None else batch.filter(mask)
+    size = JSON_BATCH_ROWS if kind is BodyKind.json else max(1, batch.num_rows)
+    yield from (batch.slice(offset, size) for offset in range(0, batch.num_rows, size))
 
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:

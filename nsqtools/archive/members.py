@@ -1,6 +1,7 @@
-"""Compression of archives: gzip, zstd or none, one member at a time.
+"""Compression of archives: gzip, zstd, Arrow or none, one member at a time.
 
-Each flush ends a *member*: a gzip member, or a frame of zstd with a checksum. A member is readable
+Each flush ends a *member*: a gzip member, a frame of zstd with a checksum, or columns of Arrow with
+a checksum (`arrow_member`). A member is readable
 without the others and costs a few bytes. All tools read files of many members: ``zcat`` and
 ``zstdcat`` print them all. The bytes of a file determine its compression, never its name.
 
@@ -29,6 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
+from nsqtools.archive.arrow_member import (
+    MAGIC,
+    ArrowMember,
+    ArrowMemberError,
+    ArrowTextMember,
+    MemberDecoder,
+    read_member_batches,
+)
 from nsqtools.archive.layout import Member, end_of
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
@@ -38,6 +47,8 @@ from nsqtools.records.naming import Codec
 if TYPE_CHECKING:
     import bz2
     import lzma
+
+    import pyarrow
 
 # 15 bits of window, plus 16 for the gzip header: see zlib.
 GZIP_WINDOW = 31
@@ -49,6 +60,8 @@ MAGIC_SIZE = 10
 """The number of first bytes that determine the compression of a file."""
 
 _MAGIC = {
+    # It begins like gzip, so it comes first.
+    Codec.ARROW: re.compile(re.escape(MAGIC)),
     Codec.GZIP: re.compile(rb"\x1f\x8b"),
     # The second form is a skippable frame, with which files of pzstd begin.
     Codec.ZSTD: re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
@@ -66,7 +79,9 @@ def codec_of(beginning: bytes) -> Codec:
 # -- writing ------------------------------------------------------------------------------------
 
 
-Compressor: TypeAlias = "zlib._Compress | lzma.LZMACompressor | bz2.BZ2Compressor | Plain"
+Compressor: TypeAlias = (
+    "zlib._Compress | lzma.LZMACompressor | bz2.BZ2Compressor | ArrowMember | Plain"
+)
 """Compresses one member. The classes of isal and zstd have the same methods."""
 
 CompressorFactory = Callable[[], "Compressor"]
@@ -96,6 +111,8 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
         return lambda: zlib.compressobj(gzip_level, zlib.DEFLATED, GZIP_WINDOW)
     if codec is Codec.NONE:
         return Plain
+    if codec is Codec.ARROW:
+        return lambda: ArrowTextMember(crc32)
     if codec is Codec.XZ:
         # Python may be built without lzma and bz2.
         import lzma
@@ -111,6 +128,11 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
         zstd.CompressionParameter.checksum_flag: 1,
     }
     return lambda: zstd.ZstdCompressor(options=options)
+
+
+def arrow_members() -> ArrowMember:
+    """Return a compressor of record batches instead of text."""
+    return ArrowMember(crc32)
 
 
 # -- reading ------------------------------------------------------------------------------------
@@ -147,6 +169,8 @@ class Unpacker:
             import bz2
 
             self._errors, self._member = (OSError,), bz2.BZ2Decompressor()
+        elif codec is Codec.ARROW:
+            self._errors, self._member = (ArrowMemberError,), MemberDecoder(crc32)
         else:
             module = _isal() or zlib
             self._errors = (module.error, zlib.error)
@@ -169,6 +193,14 @@ class Unpacker:
             has_more = bool(self._unconsumed or len(text) >= limit)
         self.has_more = has_more and not self.is_over
         return text
+
+
+def unpack_columns(data: bytes) -> list[pyarrow.RecordBatch]:
+    """Return the columns of a whole member of Arrow. Raises `CorruptError`."""
+    try:
+        return read_member_batches(data, crc32)
+    except ArrowMemberError as exc:
+        raise CorruptError(str(exc).partition("\n")[0]) from None
 
 
 def crc32(data: bytes | memoryview, value: int = 0) -> int:

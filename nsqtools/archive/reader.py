@@ -57,6 +57,7 @@ from nsqtools.archive.members import (
     is_decodable,
     members_of,
     scan_file,
+    unpack_columns,
     unpack_members,
 )
 from nsqtools.archive.place import ABANDONED_AFTER_S, ChangedError, translating_errors
@@ -75,6 +76,8 @@ from nsqtools.records.envelope import Envelope, Splitter, decode
 from nsqtools.records.naming import Codec, with_rev
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from nsqtools.archive.parquet import Contents
 
 READ_SIZE = 1 << 18
@@ -111,6 +114,37 @@ def read_text(
                 yield from read_member(file, member, codec, on_problem)
         if not archive.is_in_progress:
             yield from _read_tail(file, min(end, size), codec, on_problem)
+
+
+def has_columns(archive: ArchiveFile, on_damage: OnDamage) -> bool:
+    """Return whether `read_columns` reads a file: a log in Arrow that has an index.
+
+    Raises the errors of `read_text`.
+    """
+    codec = Codec.NONE
+    if archive.members is not None:
+        with _reporting_damage(archive, partial(on_damage, archive.shown)), archive.open() as file:
+            codec = codec_at(file)
+    return codec is Codec.ARROW
+
+
+def read_columns(
+    archive: ArchiveFile, on_damage: OnDamage, within: TimeRange = ALL_TIMES
+) -> Iterator[pyarrow.RecordBatch]:
+    """Iterate over the columns of a log in Arrow, by its index; skip members outside of a range.
+
+    Raises the errors of `read_text`.
+    """
+    on_problem = partial(on_damage, archive.shown)
+    with _reporting_damage(archive, on_problem), archive.open() as file:
+        members, size = archive.members or (), file.seek(0, os.SEEK_END)
+        for member in filter(within.may_contain, members):
+            try:
+                yield from unpack_columns(_read_available(file, member))
+            except CorruptError as exc:
+                on_problem(f"corrupt at byte {member.offset} ({exc})")
+        if not archive.is_in_progress and size > (end := end_of(members)):
+            on_problem(f"its index ends at byte {end} of {size}")
 
 
 @contextmanager

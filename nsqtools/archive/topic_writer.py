@@ -26,6 +26,7 @@ from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Annotated
 
+from nsqtools.archive.arrow_member import encode_batch
 from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.members import CompressorFactory, Plain
@@ -33,8 +34,8 @@ from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.client.message import Batch, Message, MessageSource
 from nsqtools.errors import OutputError
 from nsqtools.protocol.text import NS
-from nsqtools.records.envelope import RecordFormat, encode_lines, encode_many
-from nsqtools.records.naming import FileNaming, Rotation, with_rev
+from nsqtools.records.envelope import encode_lines, encode_many
+from nsqtools.records.naming import FileFormat, FileNaming, Rotation, with_rev
 
 log = logging.getLogger("nsqtools")
 
@@ -80,7 +81,7 @@ class ArchiveSettings:
     naming: FileNaming = field(default_factory=FileNaming)
     rotation: Rotation = field(default_factory=Rotation)
     flush: Flush = field(default_factory=Flush)
-    format: RecordFormat = RecordFormat.jsonl
+    format: FileFormat = FileFormat.jsonl
     delimiter: bytes = b"\n"
     compressor: CompressorFactory = Plain
     by_message_time: bool = False
@@ -390,7 +391,9 @@ class TopicWriter:
             self._flush()
 
     def _encode(self, batch: Batch) -> bytes:
-        if self._settings.format is RecordFormat.jsonl:
+        if self._settings.format is FileFormat.arrow:
+            return encode_batch(batch.topic, batch.nsqd, batch)
+        if self._settings.format is FileFormat.jsonl:
             return encode_many(batch.topic, batch.nsqd, batch)
         delimiter = self._settings.delimiter
         text = encode_lines(batch.topic, batch.nsqd, batch, delimiter=delimiter)

@@ -34,18 +34,30 @@ REV = "<REV>"
 
 
 class Codec(Enum):
-    """The compression of an existing file, by an archiver or by another program."""
+    """The compression of an existing file, by an archiver or by another program.
+
+    Arrow is no compression, but its columns are read as text as well: see `arrow_member`.
+    """
 
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
     XZ = "xz"
     BZIP2 = "bzip2"
+    ARROW = "arrow"
 
     @property
     def is_compressed(self) -> bool:
         """Whether members can be found without an index, by their own headers."""
         return self is not Codec.NONE
+
+
+class FileFormat(Enum):
+    """The content of new files: lines of JSON, bare bodies, or columns of Arrow."""
+
+    jsonl = "jsonl"
+    raw = "raw"
+    arrow = "arrow"
 
 
 class Compression(Enum):
@@ -56,7 +68,7 @@ class Compression(Enum):
     ZSTD = "zstd"
 
 
-EXTENSIONS = {Codec.GZIP: ".gz", Codec.ZSTD: ".zst"}
+EXTENSIONS = {Codec.GZIP: ".gz", Codec.ZSTD: ".zst", Codec.ARROW: ".arrow"}
 
 
 @dataclass(frozen=True, slots=True)

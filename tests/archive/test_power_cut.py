@@ -12,11 +12,10 @@ from plugins.disks import link_within
 from plugins.power_cut import PowerCut
 
 from nsqtools.archive.journal import TopicLock
-from nsqtools.archive.members import members_of
+from nsqtools.archive.members import arrow_members, members_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.topic_writer import ArchiveSettings, TopicWriter
-from nsqtools.records.envelope import RecordFormat
-from nsqtools.records.naming import EXTENSIONS, Codec, FileNaming, Rotation
+from nsqtools.records.naming import EXTENSIONS, Codec, FileFormat, FileNaming, Rotation
 
 
 class Connection(FakeConnection):
@@ -30,9 +29,9 @@ class Connection(FakeConnection):
         self._record.note(*[b"body %d" % int(each) for each in ids])
 
 
-FORMS = ["raw", "raw gzip", "raw zstd", "jsonl", "jsonl gzip", "jsonl zstd"]
+FORMS = ["raw", "raw gzip", "raw zstd", "jsonl", "jsonl gzip", "jsonl zstd", "arrow arrow"]
 PLACES = ["out", "work", "elsewhere"]  # of what is in progress; the last on another file system
-BRIEF = [("raw", "work"), ("raw gzip", "elsewhere"), ("jsonl gzip", "out"), ("jsonl zstd", "work")]
+BRIEF = [("raw", "work"), ("raw gzip", "elsewhere"), ("jsonl gzip", "out"), ("arrow arrow", "work")]
 
 
 def archive(directories: Directories, record: PowerCut, form: str) -> None:
@@ -42,8 +41,8 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
         directories,
         FileNaming("clicks-<DATETIME><REV>", extension=EXTENSIONS.get(codec, "")),
         Rotation(uncompressed_size=150),
-        format=RecordFormat(format),
-        compressor=members_of(codec),
+        format=FileFormat(format),
+        compressor=arrow_members if codec is Codec.ARROW else members_of(codec),
     )
     locks = directories.locks()
     lock = TopicLock(locks, directories.work, "clicks", "archive")
@@ -101,7 +100,7 @@ def test_nothing_finished_is_missing_after_a_power_cut(directories: Directories,
 
 
 @pytest.mark.parametrize(
-    ("form", "work", "every"), [("jsonl gzip", "out", 7), ("raw", "elsewhere", 7), *long_form(1)]
+    ("form", "work", "every"), [("arrow arrow", "out", 7), ("raw", "elsewhere", 7), *long_form(1)]
 )
 def test_cuts_of_recovery_lose_nothing(directories: Directories, form: str, every: int) -> None:
     root = directories.output.parent

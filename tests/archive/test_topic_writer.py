@@ -29,8 +29,7 @@ from nsqtools.archive.topic_archiver import (
 from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals, TopicWriter, WriteFailed
 from nsqtools.client.consumer import Consumer
 from nsqtools.files.opening import FolderLocks
-from nsqtools.records.envelope import RecordFormat
-from nsqtools.records.naming import FileNaming, Rotation
+from nsqtools.records.naming import FileFormat, FileNaming, Rotation
 
 
 def ids(*numbers: int) -> list[bytes]:
@@ -46,7 +45,7 @@ class Topic:
         directories = Directories(self.out, self.out)
         directories.make()
         self.settings = ArchiveSettings(
-            directories, FileNaming("<PARTITION><REV>"), format=RecordFormat.raw
+            directories, FileNaming("<PARTITION><REV>"), format=FileFormat.raw
         )
         self.writers: list[TopicWriter] = []
         self.locks = FolderLocks(folder / LOCKS)

@@ -229,12 +229,15 @@ print("landed")
 """
 
 
+LOG_FILES = "[!.]*.log.*"
+
+
 def logs_of(directory: Path) -> list[Path]:
-    """Two logs: one spans two days."""
+    """Two logs, one of 0.3.0 and one in Arrow that spans two days."""
     writer, paths, messages = Writer(directory, topic=TOPIC), [], numbered(0, 5)
     later = [each._replace(timestamp_ns=each.timestamp_ns + DAY_NS) for each in messages[3:]]
-    for some in (messages[:2], [messages[2], *later]):
-        writer.write(some)
+    for some, name in ((messages[:2], "a.log.gz"), ([messages[2], *later], "b.log.arrow")):
+        writer.write(some, name=name)
         paths.append(writer.finish())
     return paths
 
@@ -274,13 +277,13 @@ def test_killed_at_each_step_every_message_lands_once(
             if output is not None:
                 shutil.rmtree(table, ignore_errors=True)
 
-        Lander(plan, logs).land(list(logs.glob("*.log.gz")))
+        Lander(plan, logs).land(list(logs.glob(LOG_FILES)))
         if compacts:
             compacted(table, output)
             place = str(output or table)
 
         assert bodies_at(place) == [b"body %d" % n for n in range(5)], f"killed at step {step}"
-        assert list(logs.rglob("*.log.gz")) == []
+        assert list(logs.glob(LOG_FILES)) == []
         assert {path.name for path in (logs / DRAFTS).iterdir()} == {"lock", "state.json"}
         if is_over:
             assert step > 8
@@ -317,4 +320,4 @@ def test_killed_while_it_lands_every_message_is_in_the_table_once(
     wait_until_archived(nsqd)
     ended(process)
     assert_each_once(bodies_at(out), published)
-    assert list(logs.rglob("*.log")) == []
+    assert list(logs.rglob("*.log.arrow")) == []

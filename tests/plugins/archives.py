@@ -23,7 +23,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
-from nsqtools.archive.members import members_of, unpack_members
+from nsqtools.archive.members import CompressorFactory, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
@@ -89,12 +89,17 @@ def write_archive(
     is_finished: bool = True,
     head: Head | None = None,
 ) -> Path:
-    """Write a jsonl file with an index, a flush for each member: zstd if named so, else gzip."""
+    """Write messages with an index, a flush for each member: zstd or Arrow if named so, else
+    gzip."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    compressor = members_of(Codec.ZSTD) if path.suffix == ".zst" else members_of(Codec.GZIP, 6)
-    file = PartFile(path, 0o640, compressor, 0.0, head)
+    file = PartFile(path, 0o640, compressor_for(path), 0.0, head)
     flush(file, topic, nsqd, members)
     return finish(path, Directories(path.parent, path.parent)) if is_finished else path
+
+
+def compressor_for(path: Path) -> CompressorFactory:
+    codecs = {".zst": Codec.ZSTD, ".arrow": Codec.ARROW}
+    return members_of(codecs[path.suffix]) if path.suffix in codecs else members_of(Codec.GZIP, 6)
 
 
 def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[WireMessage]]) -> None:
@@ -148,7 +153,7 @@ class Writer:
             self.number += 1
             path = self.directories.work / (name or f"{self._topic}-{self.number:06d}.log.gz")
             head = Head(self.writer, self.number)
-            self._file = PartFile(path, 0o640, members_of(Codec.GZIP, 6), 0.0, head)
+            self._file = PartFile(path, 0o640, compressor_for(path), 0.0, head)
         flush(self._file, self._topic, "nsqd:4150", members)
         return self._file.path
 
@@ -212,6 +217,9 @@ def text_of(path: Path) -> bytes:
     """The content of a file; Python's gzip, or zstdcat if it is there, must find nothing wrong."""
     if path.suffix == ".gz":
         return gzip.decompress(path.read_bytes())
+    if path.suffix == ".arrow":
+        with path.open("rb") as file:
+            return b"".join(piece.text for piece in unpack_members(file, Codec.ARROW))
     if path.suffix != ".zst":
         return path.read_bytes()
     if not shutil.which("zstdcat"):

@@ -22,7 +22,7 @@ from nsqtools.cli.running.consuming import Consuming, RunStatus
 from nsqtools.cli.running.runtime import ExitStatus, Session, signal_handlers
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
-from nsqtools.records.envelope import BodyKind, RecordFormat
+from nsqtools.records.envelope import BodyKind
 from nsqtools.records.naming import (
     DEFAULT_DATETIME_FORMAT,
     DEFAULT_FORMAT,
@@ -30,6 +30,7 @@ from nsqtools.records.naming import (
     EXTENSIONS,
     Codec,
     Compression,
+    FileFormat,
 )
 from nsqtools.records.units import unescape
 
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals
     from nsqtools.archive.upload import Uploads
 
-# Rotation of logs that are landed in a table. Measured with click events, this much text becomes
-# about 128 MiB of Parquet.
+# Rotation of logs that are landed in a table. Measured with click events, this much text, or this
+# much of columns, becomes about 128 MiB of Parquet.
 TABLE_TEXT = 1280 << 20
+TABLE_COLUMNS = 928 << 20
 TABLE_INTERVAL_S = 900.0
 # Directory of the logs below a table on the local disk.
 LOGS = ".nsq-log"
@@ -113,8 +115,11 @@ class ArchiveOptions(OptionSet):
         parser=parse_folder_mode,
         show_default="750 less the umask",
     )
-    format: RecordFormat = opt(
-        "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, RecordFormat.jsonl
+    format: FileFormat | None = opt(
+        "",
+        "JSON with id, time and body, or bodies alone as nsq_to_file; arrow for logs of a table.",
+        FORM,
+        show_default="jsonl, arrow with --store parquet and delta",
     )
     delimiter: bytes = opt("-d TEXT", BODIES_END, FORM, "\\n", parser=unescape)
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
@@ -159,11 +164,15 @@ class ArchiveOptions(OptionSet):
         from datetime import UTC
 
         from nsqtools.archive import topic_writer as settings
+        from nsqtools.archive.members import arrow_members
         from nsqtools.archive.part_file import Directories
         from nsqtools.archive.table_places import TOPIC, split_at_topic
         from nsqtools.records.naming import FileNaming, Rotation
 
         codec, compressor = self._compressor()
+        form = self._file_format(codec)
+        if form is FileFormat.arrow:
+            codec, compressor = Codec.ARROW, arrow_members
         output = _absolute(self.output_dir)
         work = _absolute(self.work_dir) if self.work_dir else output
         by = set(self.bodies.partition_by or ())
@@ -174,10 +183,11 @@ class ArchiveOptions(OptionSet):
             self.rotate_age or None,
         )
         if self.store is not StoreKind.file:
-            if self.format is RecordFormat.raw:
+            if self.format is FileFormat.raw:
                 raise ConfigurationError("a table needs --format jsonl: raw files have no topics")
             if rotation == Rotation():
-                rotation = Rotation(uncompressed_size=TABLE_TEXT, interval_s=TABLE_INTERVAL_S)
+                size = TABLE_COLUMNS if form is FileFormat.arrow else TABLE_TEXT
+                rotation = Rotation(uncompressed_size=size, interval_s=TABLE_INTERVAL_S)
             # --output-dir is the table, and its logs are in a directory below it or in --work-dir.
             if self.upload is None:
                 base = Path(split_at_topic(str(output))[0])
@@ -210,13 +220,30 @@ class ArchiveOptions(OptionSet):
             naming,
             rotation,
             settings.Flush(self.sync_interval, self.sync_bytes, self.sync_count),
-            self.format,
+            form,
             self.delimiter,
             compressor,
             "message" in by,
             UTC if self.utc else None,
             self.skip_empty_files,
         )
+
+    def _file_format(self, codec: Codec) -> FileFormat:
+        """Return the format of the options. Raises `ConfigurationError`."""
+        is_table = self.store is not StoreKind.file
+        if self.format is FileFormat.arrow and not is_table:
+            raise ConfigurationError(
+                "--format arrow is for the logs of a table",
+                hint="Give --store parquet or --store delta.",
+            )
+        if self.format is FileFormat.arrow and codec.is_compressed:
+            raise ConfigurationError(
+                "--format arrow cannot be compressed",
+                hint="The logs are removed once they are in the table; or give --format jsonl.",
+            )
+        # Who wants compressed logs has little room on the disk.
+        is_arrow = is_table and not codec.is_compressed
+        return self.format or (FileFormat.arrow if is_arrow else FileFormat.jsonl)
 
     def _compressor(self) -> tuple[Codec, CompressorFactory]:
         """Return the compression of the options. Raises `ConfigurationError`."""
@@ -281,7 +308,7 @@ class ArchiveOptions(OptionSet):
             return None
         from nsqtools.archive.upload import UploadPlan, Uploads
 
-        if self.upload_hive and archive.format is RecordFormat.raw:
+        if self.upload_hive and archive.format is FileFormat.raw:
             raise ConfigurationError(
                 "--upload-hive needs --format jsonl: raw files have no topics",
                 hint="Put the topic in --filename-format instead.",

@@ -201,12 +201,13 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
     assert (tmp_path / "paths").read_text() == f"{info['file']}\n"
     verified = run_nsq(["archive", "verify", place])
     assert (verified.status, verified.err) == (0, "nsq: 1 file, 5 messages, 0 damaged\n")
-    assert list(tmp_path.rglob("*.log")) == []
+    assert list(tmp_path.rglob("*.log.arrow")) == []
 
 
-def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
-    damaged = log_of(tmp_path / "a.log.gz", 1, b"1")
-    good = log_of(tmp_path / "b.log.gz", 2, b"3")
+@pytest.mark.parametrize("suffix", [".gz", ".arrow"])
+def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path, suffix: str) -> None:
+    damaged = log_of(tmp_path / f"a.log{suffix}", 1, b"1")
+    good = log_of(tmp_path / f"b.log{suffix}", 2, b"3")
     bare = log_of(tmp_path / "c.log.gz", 3, b"5")  # of --format raw, or its first bytes changed
     bare.write_bytes(b"x" + bare.read_bytes().replace(b"\n", b"x")[1:])
     damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
