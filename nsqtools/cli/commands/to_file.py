@@ -184,7 +184,7 @@ class ArchiveOptions(OptionSet):
         )
         if self.store is not StoreKind.file:
             if self.format is FileFormat.raw:
-                raise ConfigurationError("a table needs --format jsonl: raw files have no topics")
+                raise ConfigurationError("a table takes no --format raw: raw files have no topics")
             if rotation == Rotation():
                 size = TABLE_COLUMNS if form is FileFormat.arrow else TABLE_TEXT
                 rotation = Rotation(uncompressed_size=size, interval_s=TABLE_INTERVAL_S)
