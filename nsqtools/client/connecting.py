@@ -23,6 +23,7 @@ never to return to a healthy nsqd would be worse.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import math
 import random
@@ -34,6 +35,7 @@ from functools import partial
 from nsqtools.client.connection import (
     Connection,
     http_access,
+    identify_body,
     max_attempt_s,
     open_connection,
     refuses_quick_flush,
@@ -64,7 +66,7 @@ RESTART_DELAY_S = 0.1
 # process: a busy machine delays it by less.
 PAUSE_S = 1.0
 # Attempts that begin in one turn. Each takes 0.1 ms, and meanwhile no other connection is served.
-OPENINGS_PER_TURN = 20
+OPENINGS_PER_TURN = 50
 UPTIME_MARGIN_S = 1.0  # nsqd reports its start and its clock in whole seconds
 JITTER = 0.1  # largest share by which a delay is reduced
 # The system's generator: programs may seed the module's, and a fork copies its state.
@@ -330,7 +332,7 @@ class Dialer:
                 self._loop,
                 address,
                 self._options,
-                commands.subscribe(*self._subscription),
+                self._commands,
                 is_announced=not self._known[address].is_direct,
                 done=partial(self._opened, address, started_at),
             )
@@ -339,6 +341,10 @@ class Dialer:
         except ConnectionFailed as exc:
             # Not in this call: the failure of many addresses would make it recursive.
             self._loop.call_soon(partial(self._connected, address, exc))
+
+    @functools.cached_property
+    def _commands(self) -> tuple[bytes, bytes]:
+        return commands.subscribe(*self._subscription), identify_body(self._options)
 
     def _opened(self, address: Address, started_at: float, result: Result) -> None:
         del self._openings[address]

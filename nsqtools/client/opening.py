@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nsqtools.client.connection import Connection, identify_body, locate_protocol_error
+from nsqtools.client.connection import Connection, locate_protocol_error
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import DeadlineExceeded, NsqError, ProtocolError
@@ -38,17 +38,19 @@ class Opening:
         loop: LoopMember,
         address: Address,
         options: ClientOptions,
-        subscribe: bytes,
+        commands: tuple[bytes, bytes],
         *,
         is_announced: bool,
         done: Callable[[Connection | NsqError], None],
     ) -> None:
-        """Raises `LookupError` for the name of a host, and `ConnectionFailed`."""
+        """``commands`` are SUB, or nothing, and the body of IDENTIFY.
+
+        Raises `LookupError` for the name of a host, and `ConnectionFailed`."""
         self._loop = loop
         self._address = address
         self._stream = begin_connecting(address, options.local_addr)
         self._connection = Connection(self._stream, options, is_announced=is_announced)
-        self._steps = self._connection.negotiation(subscribe, identify_body(options))
+        self._steps = self._connection.negotiation(*commands)
         self._done = done
         self._deadline = Deadline(options.dial_timeout_s)
         self._is_over = False

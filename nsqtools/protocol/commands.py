@@ -12,6 +12,7 @@ request by the rules of Go's decoder: absent fields have Go's zero value in `Rec
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Iterable, Sequence
@@ -137,6 +138,7 @@ class IdentifyReply(NamedTuple):
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
 
+@functools.lru_cache(maxsize=16)  # the nsqd of a cluster answer alike
 def decode_identify_reply(data: bytes) -> IdentifyReply:
     """Read the answer to IDENTIFY. Unknown keys are ignored; raises `ProtocolError`."""
     if data == b"OK":

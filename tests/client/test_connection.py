@@ -32,7 +32,7 @@ from plugins.waiting import patience_s, wait_until
 
 import nsqtools
 from nsqtools import Batch, ClientOptions, Consumer, Message, NsqError, PublishUnknown, ServerError
-from nsqtools.client.connection import Connection, open_connection, silence_limit_s
+from nsqtools.client.connection import Connection, identify_body, open_connection, silence_limit_s
 from nsqtools.client.io_loop import IOThread, LoopMember
 from nsqtools.client.opening import Opening
 from nsqtools.protocol.names import Address, parse_address
@@ -319,7 +319,15 @@ ANSWERS = {  # to IDENTIFY, and the complaint
 def open_on_loop(address: Address, options: ClientOptions) -> Connection:
     results: queue.Queue[Connection | NsqError] = queue.Queue()
     member = LoopMember("opening", Mock(), Mock())
-    open_it = partial(Opening, member, address, options, b"", is_announced=False, done=results.put)
+    open_it = partial(
+        Opening,
+        member,
+        address,
+        options,
+        (b"", identify_body(options)),
+        is_announced=False,
+        done=results.put,
+    )
     member.start(open_it)
     result = results.get(timeout=patience_s(5))
     member.call_soon(member.stop)

@@ -191,12 +191,15 @@ def test_the_limit_follows_the_speed_of_handlers() -> None:
             assert least <= simulated.limit.current <= most
 
 
-@pytest.mark.parametrize(("rate", "least", "most"), [(20_000, 500, 1000), (100, 1, 5)])
+@pytest.mark.parametrize(
+    ("rate", "connections", "least", "most"),
+    [(20_000, 1, 500, 1000), (20_000, 1000, 2500, 2500), (100, 1, 1, 5), (100, 1000, 20, 50)],
+)
 def test_pending_messages_may_be_more_while_they_wait_briefly(
-    rate: int, least: int, most: int
+    rate: int, connections: int, least: int, most: int
 ) -> None:
     limit, now = InFlightLimit(ClientOptions(max_in_flight=2500)), 0.0
-    limit.iterators, limit.is_busy = 1, True
+    limit.connections, limit.iterators, limit.is_busy = connections, 1, True
     for _ in range(20):
         demand = limit.current
         now += demand / rate
@@ -205,6 +208,20 @@ def test_pending_messages_may_be_more_while_they_wait_briefly(
         limit.answered(demand)
         limit.adapt(demand, lambda: 0.0, is_pending=True)
     assert least <= limit.current <= most
+
+
+def test_handlers_that_stand_still_for_a_moment_are_not_slow() -> None:
+    limit = InFlightLimit(ClientOptions(max_in_flight=2500))
+    limit.iterators, limit.is_busy = 1, True
+    limit.answered(1)
+    limit._law = 2500
+    counts = []
+    for now in (0, 0.5, 1.5):
+        limit.advance_clock(now, 2500)
+        limit.adapt(2500, lambda: 0.0, is_pending=True)
+        counts.append(limit.current)
+    assert counts[:2] == [2500, 2500]
+    assert counts[2] < 100
 
 
 def test_the_first_message_is_alone_until_its_answer() -> None:
