@@ -1,8 +1,10 @@
 """Everything at once for a long time: every message accounted for, nothing grows.
 
-Numbered messages are published to a Go and a durable embedded nsqd by ``nsq pub`` and a Producer.
-Archivers, a tail, a forwarder, a command, and a Consumer of asyncio, whose handler publishes, take
-them, each from a channel of its own; ten viewers look at the console. Meanwhile daemons are
+Numbered messages are published to a Go and a durable embedded nsqd by ``nsq pub`` and a Producer;
+both nsqd ask an auth server. Archivers, a tail, a forwarder, a command, a Consumer of asyncio and
+``nsq work``, whose handlers publish, take them, each from a channel of its own. What ``nsq work``
+publishes becomes a Delta table with typed columns, which delta-rs reads. Celery has tasks and the
+scheduler requests, numbered as well; ten viewers look at the console. Meanwhile daemons are
 restarted, paused and (the durable one) killed, commands are killed, and topics come and go. At the
 end every number must have come through each of them, and no process may have grown since the
 second quarter of the time.
@@ -20,27 +22,42 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
 from plugins.archives import bodies_at, unfinished
 from plugins.cli import NSQ
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd, GoNsqlookupd
 from plugins.servers import DataPath, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Producer, PublishError
+import nsqtools.celery  # noqa: F401, registers nsqlookupd://
+from nsqtools import ClientOptions, Producer, PublishError
+from nsqtools.authd.users import hash_token
+from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC
+from nsqtools.schedule.store import ScheduleStore
 
-TOPIC, COPY, DONE = "soak", "soak.copy", "soak.done"
-CHANNELS = ("archive", "lake", "tailed", "mirror", "exec", "tasks")
-KILLED = ("archiver", "lake", "forwarder", "exec", "tasks")
+TOPIC, COPY, DONE, TYPED = "soak", "soak.copy", "soak.done", "soak.typed"
+LATER = "soak.later"  # what the scheduler publishes
+TASK = "celery"  # the topic of Celery's default queue
+CHANNELS = ("archive", "lake", "tailed", "mirror", "exec", "tasks", "work")
+KILLED = (
+    "archiver", "lake", "forwarder", "exec", "tasks", "work", "typed", "scheduler", "celery"
+)  # fmt: skip
+OTHERS = [(topic, "archive") for topic in (COPY, DONE, LATER)]
+OTHERS += [(TYPED, "typed"), (TASK, "celery"), (SCHEDULE_TOPIC, "scheduler")]
 RATE = 200  # messages a second to each nsqd
+SECRET = "of the soak"
 VIEWERS = 10
 SAMPLES = 40
 GROWTH_MB = 8.0  # and a tenth: what a heap may do without a leak
@@ -62,17 +79,59 @@ from nsqtools.aio import Consumer, Message, Producer
 
 async def main(lookupd, *nsqds):
     options = ClientOptions(
+        auth_secret="{SECRET}",
         lookupd_poll_interval_s=1,
         reconnect_base_s=0.05,
         default_requeue_delay_s=1,  # of what it could not publish while an nsqd was away
     )
     consumer = Consumer("{TOPIC}", "tasks", lookupd_http_addresses=[lookupd], options=options)
-    async with Producer(nsqds) as producer:
+    async with Producer(nsqds, options=options) as producer:
         async def handle(message: Message) -> None:
             await producer.publish("{DONE}", message.body)
         await consumer.run(handle, concurrency=50)
 
 asyncio.run(main(*sys.argv[1:]))
+"""
+USERS = f"""\
+[users.soak]
+tokens = ["{hash_token(SECRET)}"]
+publish = ['.*']
+subscribe = {{ '.*' = ['.*'] }}
+"""
+WORK = f"""
+import json, os
+from nsqtools import ClientOptions, Producer
+
+producer = Producer(
+    os.environ["SOAK_NSQDS"].split(), options=ClientOptions(auth_secret="{SECRET}")
+)
+
+def publish(text: str) -> None:
+    n = int(text)
+    document = {{"n": n, "name": f"number {{n}}", "half": n / 2, "at": "2026-11-29T12:00:00Z"}}
+    producer.publish("{TYPED}", json.dumps(document).encode())
+"""
+CELERY = """
+import nsqtools.celery
+from celery import Celery
+
+app = Celery("soak_tasks", broker=BROKER)
+app.conf.task_acks_late = True
+app.conf.worker_prefetch_multiplier = 1
+app.conf.task_ignore_result = True
+app.conf.broker_transport_options = {"default_requeue_delay": "1s", "reconnect_base": "50ms"}
+
+@app.task
+def note(number):
+    with open(PATH, "a") as out:
+        out.write(f"{number}\\n")
+"""
+READ_TABLE = """
+import sys
+from deltalake import DeltaTable
+
+for n in DeltaTable(sys.argv[1]).to_pyarrow_table(columns=["n"])["n"].to_pylist():
+    print(n)
 """
 
 
@@ -104,8 +163,9 @@ class Soak:
     commands: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     costs: dict[str, list[Cost]] = field(default_factory=dict)
     faults: int = 0
-    published: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of numbers published, for each series
     views: int = 0
+    readings: list[int] = field(default_factory=list)  # numbers in the table, by a foreign reader
     console: str = ""  # its address
     taking: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,7 +174,13 @@ class Soak:
         out = (self.directory / f"{name}.out").open("ab")
         with log, out:
             self.commands[name] = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=out, stderr=log, env=self.environment
+                words,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=log,
+                env=self.environment,
+                cwd=self.directory,
+                start_new_session=True,  # Celery's children are killed with it
             )
 
     def start_commands(self, rotate_s: float) -> None:
@@ -127,11 +193,16 @@ class Soak:
         where = [f"--destination-nsqd-tcp-address={nsqd.tcp_address}" for nsqd in self.nsqds]
         commands = {
             "archiver": f"{to_file}/archive -t {TOPIC} -c archive",
-            "archiver of copies": f"{to_file}/copies -t {COPY} -t {DONE} -c archive --create",
+            "archiver of copies": f"{to_file}/copies -t {COPY} -t {DONE} -c archive",
+            "archiver of the scheduler": f"{to_file}/later -t {LATER} -c archive",
             "lake": f"{to_file}/lake -t {TOPIC} -c lake --store parquet",
+            "typed": f"{to_file}/typed -t {TYPED} -c typed --store delta --body json",
+            "work": f"work work_handler:publish --decode text --dead-letter-file dead"
+            f" -t {TOPIC} -c work --workers 4 -X default_requeue_delay=1s {consume}",
+            "scheduler": f"schedule serve --data-path {self.directory}/schedule {consume}",
             "tail": f"tail -t {TOPIC} -c tailed {consume}",
             "forwarder": f"to-nsq -t {TOPIC} -c mirror --destination-topic {COPY}"
-            f" {' '.join(where)} {consume}",
+            f" {' '.join(where)} --destination-auth-secret-file secret {consume}",
             "console": f"web --listen 127.0.0.1:0 {lookupd}",
         }
         for name, words in commands.items():
@@ -141,6 +212,8 @@ class Soak:
         self.start("exec", *NSQ, *to_exec.split(), *write_down)
         nsqds = [nsqd.tcp_address for nsqd in self.nsqds]
         self.start("tasks", sys.executable, "-c", TASKS, self.lookupd.http_address, *nsqds)
+        worker = "-m celery -A soak_tasks worker --concurrency 2"
+        self.start("celery", sys.executable, *worker.split())
         for number, nsqd in enumerate(self.nsqds):
             words = f"pub -t {TOPIC} {publish} --nsqd-tcp-address {nsqd.tcp_address}"
             self.start(f"publisher {number}", *NSQ, *words.split())
@@ -165,21 +238,57 @@ class Soak:
                 pipe.write(b"".join(b"%d\n" % n for n in self.numbers(RATE // 10)))
                 pipe.flush()
 
-    def numbers(self, count: int) -> range:
+    def numbers(self, count: int, series: str = TOPIC) -> range:
         """The next numbers, for one that publishes them."""
         with self.taking:
-            self.published += count
-            return range(self.published - count, self.published)
+            self.counts[series] += count
+            return range(self.counts[series] - count, self.counts[series])
 
     def produce(self) -> None:
         """Publish with a Producer, each number until its publication is confirmed."""
-        with Producer([nsqd.tcp_address for nsqd in self.nsqds]) as producer:
+        options = ClientOptions(auth_secret=SECRET)
+        with Producer([nsqd.tcp_address for nsqd in self.nsqds], options=options) as producer:
             for _ in self.ticks(0.1):
                 for number in self.numbers(RATE // 20):
-                    while True:
-                        with suppress(PublishError):
-                            producer.publish(TOPIC, b"%d" % number)
-                            break
+                    until_confirmed(lambda: producer.publish(TOPIC, b"%d" % number))  # noqa: B023
+
+    def schedule(self) -> None:
+        """Ask the scheduler to publish numbers two seconds later."""
+        options = ClientOptions(auth_secret=SECRET)
+        with Producer([nsqd.tcp_address for nsqd in self.nsqds], options=options) as producer:
+            for _ in self.ticks(0.1):
+                for number in self.numbers(2, LATER):
+                    at = datetime.now(UTC) + timedelta(seconds=2)
+                    until_confirmed(
+                        lambda: producer.publish(LATER, b"%d" % number, at=at, key=f"{number}")  # noqa: B023
+                    )
+
+    def send_tasks(self) -> None:
+        """Give Celery numbers to write down."""
+        app = Celery(broker=self.broker)
+        for _ in self.ticks(0.2):
+            for number in self.numbers(1, TASK):
+                until_confirmed(lambda: app.send_task("soak_tasks.note", [number]))  # noqa: B023
+        app.close()
+
+    def read_table(self, interval_s: float) -> None:
+        """Read the table while it is written: what was once there remains."""
+        for _ in self.ticks(interval_s):
+            if (self.directory / "typed" / "_delta_log").exists():
+                self.readings.append(len(set(self.numbers_in_table())))
+                assert self.readings == sorted(self.readings), self.readings
+
+    def numbers_in_table(self) -> list[int]:
+        table = self.directory / "typed"
+        run = [sys.executable, "-c", READ_TABLE, str(table)]
+        answer = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stderr
+        return list(map(int, answer.stdout.split()))
+
+    @property
+    def broker(self) -> str:
+        secret = SECRET.replace(" ", "%20")
+        return f"nsqlookupd://:{secret}@{self.lookupd.http_address}?lookupd_poll_interval=1s"
 
     def view(self, page: str) -> None:
         """Look at a page of the console every second."""
@@ -206,7 +315,8 @@ class Soak:
 
     def kill(self, name: str) -> subprocess.Popen[bytes]:
         process = self.commands[name]
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -236,8 +346,12 @@ class Soak:
             publisher = self.commands[f"publisher {number}"]
             publisher.stdin.close()
             assert publisher.wait(patience_s(150)) == 0, self.log(f"publisher {number}")
-        others = [(COPY, "archive"), (DONE, "archive")]
-        for topic, channel in [*((TOPIC, each) for each in CHANNELS), *others]:
+        wait_until(
+            lambda: not pending(self.directory / "schedule"),
+            what="the end of the schedule",
+            timeout_s=60,
+        )
+        for topic, channel in [*((TOPIC, name) for name in CHANNELS), *OTHERS]:
             for nsqd in (each for each in self.nsqds if each.stats(topic)["topics"]):
                 wait_until(
                     lambda: not unfinished(nsqd, topic, channel),  # noqa: B023
@@ -248,21 +362,41 @@ class Soak:
             if not name.startswith("publisher"):
                 assert process.poll() is None, self.log(name)
                 process.send_signal(signal.SIGTERM)
-                ends = 0 if name == "tasks" else 143
+                ends = 0 if name in ("tasks", "celery") else 143
                 assert process.wait(patience_s(60)) == ends, self.log(name)
+
+    def address_of(self, name: str) -> str:
+        """The address at which a command listens, as soon as it says so."""
+        address = re.compile(r"http://([0-9.:]+)")
+        return wait_until(lambda: address.search(self.log(name)), what=name, timeout_s=20)[1]
 
     def log(self, name: str) -> str:
         return f"{name}: {(self.directory / f'{name}.log').read_text()}"
 
     def arrived(self) -> dict[str, list[int]]:
         """The numbers that came through, of each that wrote them down."""
-        places = {name: [self.directory / name] for name in ("archive", "lake")}
+        places = {name: [self.directory / name] for name in ("archive", "lake", "later")}
         for topic in (COPY, DONE):
             places[topic] = [*self.directory.glob(f"copies/{topic}.*")]
         found = {name: bodies_at(*archives) for name, archives in places.items()}
-        for file in ("tail.out", "exec.numbers"):
+        for file in ("tail.out", "exec.numbers", "celery.numbers"):
             found[file] = (self.directory / file).read_bytes().split()
-        return {name: list(map(int, numbers)) for name, numbers in found.items()}
+        arrived = {name: list(map(int, numbers)) for name, numbers in found.items()}
+        return arrived | {"typed": self.numbers_in_table()}
+
+
+def until_confirmed(publish: Callable[[], object]) -> None:
+    """Publish once more while nsqd is away."""
+    while True:
+        with suppress(PublishError, OperationalError):
+            publish()
+            return
+
+
+def pending(directory: Path) -> int:
+    """How many entries the scheduler still has."""
+    with closing(ScheduleStore(directory, read_only=True)) as store:
+        return len(store.entries(10))
 
 
 def restart(daemon: GoNsqd | GoNsqlookupd, *, kill: bool = False) -> None:
@@ -296,17 +430,22 @@ def grown(costs: list[Cost]) -> list[str]:
 def soak_for(soak: Soak, duration_s: float) -> None:
     """Run it, and check that everything came through."""
     for nsqd in soak.nsqds:
-        for channel in CHANNELS:
-            nsqd.create_channel(TOPIC, channel)
+        for topic, channel in [*((TOPIC, name) for name in CHANNELS), *OTHERS]:
+            nsqd.create_channel(topic, channel)
+    (soak.directory / "secret").write_text(SECRET)
+    (soak.directory / "work_handler.py").write_text(WORK)
+    names = {"BROKER": soak.broker, "PATH": str(soak.directory / "celery.numbers")}
+    lines = [f"{name} = {value!r}" for name, value in names.items()]
+    (soak.directory / "soak_tasks.py").write_text("\n".join([*lines, CELERY]))
     soak.start_commands(max(5.0, duration_s / 240))
-    address = re.compile(r"http://[0-9.:]+")
-    soak.console = wait_until(
-        lambda: address.search(soak.log("console")), what="the console", timeout_s=20
-    )[0]
-    with ThreadPoolExecutor(5 + VIEWERS) as pool:
+    soak.console = f"http://{soak.address_of('console')}"
+    with ThreadPoolExecutor(8 + VIEWERS) as pool:
         doing = [
             pool.submit(soak.publish),
             pool.submit(soak.produce),
+            pool.submit(soak.schedule),
+            pool.submit(soak.send_tasks),
+            pool.submit(soak.read_table, max(2.0, duration_s / 120)),
             pool.submit(soak.disturb, min(30.0, max(duration_s / 14, WITHOUT_FAULTS_S))),
             pool.submit(soak.churn, 2.0),
             pool.submit(soak.measure, duration_s / SAMPLES),
@@ -319,14 +458,19 @@ def soak_for(soak: Soak, duration_s: float) -> None:
         for each in doing:
             each.result()
     soak.finish()
-    print(f"{soak.published} messages, {soak.faults} faults, {soak.views} views")
+    print(f"{dict(soak.counts)} messages, {soak.faults} faults, {soak.views} views")
+    print(f"{len(soak.readings)} readings of the table: {soak.readings[-1:]}")
     for name, costs in soak.costs.items():
         print(f"{name}: {costs[len(costs) // 4]}, at the end {costs[-1]}")
     arrived = soak.arrived()
-    everything = set(range(soak.published))
-    missing = {name: sorted(everything - set(numbers))[:10] for name, numbers in arrived.items()}
+    series = {"later": LATER, "celery.numbers": TASK}
+    missing = {
+        name: sorted(set(range(soak.counts[series.get(name, TOPIC)])) - set(numbers))[:10]
+        for name, numbers in arrived.items()
+    }
     assert not any(missing.values()), missing
-    assert min(soak.published, soak.faults, soak.views) > 0
+    assert min(*soak.counts.values(), soak.faults, soak.views) > 0
+    assert not (soak.directory / "dead").stat().st_size, "nsq work gave messages up"
 
 
 @pytest.fixture
@@ -339,10 +483,20 @@ def soak(
     tmp_path: Path,
 ) -> Iterator[Soak]:
     lookupd = nsqlookupd()
-    flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-msg-timeout=10s")
+    soak = Soak(lookupd, [], nsq_env | {"NSQ_AUTH_SECRET": SECRET}, tmp_path)
+    users = tmp_path / "users.toml"
+    users.write_text(USERS)
+    users.chmod(0o600)
+    soak.start("authd", *NSQ, "authd", "serve", "--users", str(users), "--listen", "127.0.0.1:0")
+    flags = (
+        f"-lookupd-tcp-address={lookupd.tcp_address}",
+        f"-auth-http-address={soak.address_of('authd')}",
+        "-msg-timeout=10s",
+    )
     durable = EmbeddedNsqdProcess(data_path(), *flags, "--durable")
-    nsqds = [go_nsqd(*flags), serve(durable)]
-    soak = Soak(lookupd, nsqds, nsq_env, tmp_path)
+    soak.nsqds += [go_nsqd(*flags), serve(durable)]
+    nsqds = " ".join(nsqd.tcp_address for nsqd in soak.nsqds)
+    soak.environment["SOAK_NSQDS"] = nsqds
     yield soak
     for name in soak.commands:
         soak.kill(name)
