@@ -51,6 +51,7 @@ FILES = 8
 BATCH_ROWS = 500_000
 RATE = 200  # messages a second
 TICK_S = 0.05
+JSON_COLUMNS = dict(column.split() for column in JSON_DDL.split(", "))
 TOPIC = "clicks"
 TOPICS = ("clicks", "views", "orders", "errors")
 FROM = "2026-09-21T20:00:00Z"
@@ -194,6 +195,32 @@ def _by_duckdb(lake: Path) -> None:
     assert len(duckdb.sql(GROUP.format(files)).fetchall()) == 24
 
 
+def _compact_by_duckdb(archives: Path, output: Path) -> None:
+    import duckdb
+
+    columns = "{" + ", ".join(f"{name}: '{kind}'" for name, kind in JSON_COLUMNS.items()) + "}"
+    logs = f"read_json('{archives}/*.log.gz', format='newline_delimited', columns={columns})"
+    select = f"""SELECT DISTINCT ON (topic, nsqd, id) * EXCLUDE ts, ts AS ts_ns,
+        make_timestamp_ns(ts)::TIMESTAMP AS timestamp, CAST(timestamp AS DATE) AS date
+        FROM {logs}"""
+    options = "FORMAT parquet, COMPRESSION zstd, PARTITION_BY (topic, date)"
+    with duckdb.connect(config={"threads": 2}) as database:
+        database.sql(f"COPY ({select}) TO '{output}' ({options})")
+
+
+def _compact_by_polars(archives: Path, output: Path) -> None:
+    import polars
+
+    kinds = {"bigint": polars.Int64, "int": polars.Int32, "string": polars.String}
+    schema = {name: kinds[kind] for name, kind in JSON_COLUMNS.items()}
+    logs = [polars.scan_ndjson(path, schema=schema) for path in sorted(archives.glob("*.log.gz"))]
+    time_of = polars.from_epoch("ts", "ns")
+    rows = polars.concat(logs).unique(["topic", "nsqd", "id"]).sort("ts")
+    rows = rows.with_columns(timestamp=time_of.cast(polars.Datetime("us")), date=time_of.dt.date())
+    output.mkdir()
+    rows.collect().write_parquet(output, compression="zstd", partition_by=["topic", "date"])
+
+
 def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory(prefix="compact-") as place:
         archives, output = Path(place, "archives"), Path(place, "output")
@@ -231,6 +258,12 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
             "a job with dropDuplicates": partial(into, users_job),
             "`nsq spark compact`": partial(into, partial(compact, in_tasks(spark, SETTINGS))),
             "`nsq archive compact`": partial(into, partial(compact, in_parallel(2))),
+            "the same in DuckDB, not verified": partial(
+                into, partial(_compact_by_duckdb, archives, output)
+            ),
+            "the same in Polars, not verified": partial(
+                into, partial(_compact_by_polars, archives, output)
+            ),
         }
         yield from in_turns(contestants, written, rounds)
 
