@@ -139,12 +139,20 @@ def read_columns(
     with _reporting_damage(archive, on_problem), archive.open() as file:
         members, size = archive.members or (), file.seek(0, os.SEEK_END)
         for member in filter(within.may_contain, members):
-            try:
-                yield from unpack_columns(_read_available(file, member))
-            except CorruptError as exc:
-                on_problem(f"corrupt at byte {member.offset} ({exc})")
+            yield from read_member_columns(file, member, on_problem)
         if not archive.is_in_progress and size > (end := end_of(members)):
             on_problem(f"its index ends at byte {end} of {size}")
+
+
+def read_member_columns(
+    file: BinaryIO, member: Member, on_problem: OnProblem
+) -> list[pyarrow.RecordBatch]:
+    """Return the columns of a member; none, and a report, if it is damaged. Raises ``OSError``."""
+    try:
+        return unpack_columns(_read_available(file, member))
+    except CorruptError as exc:
+        on_problem(f"corrupt at byte {member.offset} ({exc})")
+        return []
 
 
 @contextmanager

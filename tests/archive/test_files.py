@@ -150,9 +150,12 @@ def test_a_head_stays_through_failure_recovery_and_repair(directories: Directori
     assert (index.head, len(index.members)) == (HEAD, 2)
 
 
+@pytest.mark.parametrize("suffix", ["gz", "arrow"])
 @pytest.mark.parametrize(("where", "step"), [(Path, "rename"), (reader, "replace_file")])
-def test_a_repair_that_was_killed_is_done_again(tmp_path: Path, where: object, step: str) -> None:
-    path = write_archive(tmp_path / "a.gz", *([each, each] for each in numbered(1, 6)))
+def test_a_repair_that_was_killed_is_done_again(
+    tmp_path: Path, where: object, step: str, suffix: str
+) -> None:
+    path = write_archive(tmp_path / f"a.{suffix}", *([each, each] for each in numbered(1, 6)))
     data = path.read_bytes()
     second = find_archives([path])[0].members[1]  # type: ignore[index]
     path.write_bytes(data[: second.offset] + bytes(second.length) + data[second.end :])

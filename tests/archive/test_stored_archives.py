@@ -31,10 +31,10 @@ SECOND = 10**9
 
 @pytest.fixture
 def lake(tmp_path: Path, bucket: Bucket) -> Path:
-    """A directory whose copy is in the bucket: two topics, one file of bare bodies, no parts."""
+    """A directory whose copy is in the bucket: two topics, one in Arrow, bare bodies, no parts."""
     lake = tmp_path / "lake"
     write_archive(lake / "clicks.log.gz", numbered(0, 10), numbered(10, 20))
-    write_archive(lake / "views" / "v.log.gz", numbered(20, 30), topic="views")
+    write_archive(lake / "views" / "v.log.arrow", numbered(20, 30), topic="views")
     (lake / "zz.raw").write_bytes(b"one\ntwo\n")
     bucket.take(lake)
     return lake
@@ -44,7 +44,7 @@ def lake(tmp_path: Path, bucket: Bucket) -> Path:
 def test_a_url_gives_what_the_directory_gives(
     lake: Path, bucket: Bucket, run_nsq: RunNsq, command: list[str]
 ) -> None:
-    for scheme, name in (("", ""), ("file://", "/views/v.log.gz")):
+    for scheme, name in (("", ""), ("file://", "/views/v.log.arrow")):
         local = run_nsq(["archive", *command, f"{scheme}{lake}{name}"])
         stored = run_nsq(["archive", *command, f"{bucket.url}{name}"])
         assert local.status == stored.status == 0

@@ -181,6 +181,7 @@ def make_places(folder: Path) -> list[Path]:
     archives, places = folder / "a", [folder / name for name in ("a", "parquet", "delta")]
     first, second = users(*range(2, 12)), users(*range(12, 20))
     write_archive(archives / "x.log.gz", first, second, head=Head("a" * 32, 1))
+    write_archive(archives / "y.log.arrow", users(*range(20, 30)), head=Head("a" * 32, 2))
     (archives / "plain.log").write_bytes(encode_many("clicks", "n:1", users(2, 4)))
     (archives / "bare.txt").write_bytes(b'{"user": 2}\n{"user": 3}\n')
     for place in places[1:]:

@@ -140,18 +140,20 @@ class Writer:
         output: Path | None = None,
         writer: str = "",
         topic: str = "clicks",
+        suffix: str = "gz",
     ) -> None:
         self.directories = Directories(output or directory, directory)
         self.writer = writer or uuid.uuid4().hex
         self.number = 0
-        self._topic = topic
+        self._topic, self._suffix = topic, suffix
         self._file: PartFile | None = None
 
     def write(self, *members: Sequence[WireMessage], name: str = "") -> Path:
         """Make members durable in the file in progress, and begin one if there is none."""
         if self._file is None:
             self.number += 1
-            path = self.directories.work / (name or f"{self._topic}-{self.number:06d}.log.gz")
+            name = name or f"{self._topic}-{self.number:06d}.log.{self._suffix}"
+            path = self.directories.work / name
             head = Head(self.writer, self.number)
             self._file = PartFile(path, 0o640, compressor_for(path), 0.0, head)
         flush(self._file, self._topic, "nsqd:4150", members)

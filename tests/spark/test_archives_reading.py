@@ -92,7 +92,7 @@ def bodies(path: Path, **settings: Any) -> list[bytes]:
     return [row["body"] for row in rows(ReadSettings((str(path),), **settings))]
 
 
-@pytest.mark.parametrize("name", [os.fsdecode(b"gr\xf6n.gz"), "a.zst"])
+@pytest.mark.parametrize("name", [os.fsdecode(b"gr\xf6n.gz"), "a.zst", "a.arrow"])
 def test_bodies_of_every_kind_come_back_byte_for_byte_and_the_name_of_their_file_as_text(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_bodies_of_every_kind_come_back_byte_for_byte_and_the_name_of_their_file
     for name_of_size in ("LARGEST_TEXT", "BATCH_TEXT"):  # a member comes in several pieces then
         monkeypatch.setattr(reader, name_of_size, 50)
         assert bodies(tmp_path) == BODIES
-    if name == "a.zst":
+    if name.startswith("a."):
         return
     text = gzip.decompress(path.read_bytes())
     index_of(path).unlink()
@@ -229,15 +229,18 @@ def test_empty_and_hidden_files_are_nothing_and_keys_in_any_order_are_read(tmp_p
     assert bodies(tmp_path) == [b"x"]
 
 
-def test_damage_fails_with_place_and_remedy_or_is_passed_over_and_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.log.gz", "a.log.arrow"])
+def test_damage_fails_with_place_and_remedy_or_is_passed_over_and_counted(
+    tmp_path: Path, name: str
+) -> None:
     members = numbered(0, 10), numbered(10, 20), numbered(20, 30)
-    damaged = write_archive(tmp_path / "archive" / "a.log.gz", *members)
+    damaged = write_archive(tmp_path / "archive" / name, *members)
     begin = int(index_of(damaged).read_bytes().split()[5])  # of the second
     data = bytearray(damaged.read_bytes())
     data[begin + 60] ^= 0x55
     damaged.write_bytes(data)
 
-    with pytest.raises(NsqError, match=r"cannot read .*/a\.log\.gz: corrupt at byte \d+") as caught:
+    with pytest.raises(NsqError, match=rf"cannot read .*/{name}: corrupt at byte \d+") as caught:
         bodies(damaged)
     assert "`nsq archive repair`" in caught.value.hint
 

@@ -87,7 +87,10 @@ def test_every_message_is_read_once_whatever_happens(what: list[tuple[str, int, 
         work, output = Path(directory, "work"), Path(directory, "out")
         work.mkdir()
         output.mkdir()
-        writers = [Writer(work, output=output, topic=f"t{n}") for n in range(3)]
+        writers = [
+            Writer(work, output=output, topic=f"t{n}", suffix=suffix)
+            for n, suffix in enumerate(("gz", "arrow", "zst"))
+        ]
         open_writers: set[int] = set()
         written: list[int] = []
         found: list[int] = []

@@ -377,6 +377,7 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
     """
     from nsqtools.archive.finding import find_archives, map_archives
     from nsqtools.archive.reader import scan_archive
+    from nsqtools.records.naming import Codec
 
     rows, archives = [], find_archives(paths)
     for archive, scan in zip(archives, map_archives(scan_archive, archives), strict=True):
@@ -386,6 +387,7 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
         )
         kind = "jsonl" if scan.topics else "raw"
         kind += f" {scan.codec.value}" if scan.codec.is_compressed else ""
+        kind = "arrow" if scan.codec is Codec.ARROW else kind
         kind = "parquet" if archive.table is not None else kind
         state = "in progress" if archive.is_in_progress else scan.damage or "good"
         messages = sum(member.messages for member in scan.members)

@@ -1,9 +1,10 @@
 """Read a partition into Arrow record batches, on an executor.
 
 The text of a range is read in pieces of whole lines, each with its position in the file. That is
-the position of its member, or in a plain file without index that of its first line. Memory is
-bounded by the size of a member or a few megabytes of text, whichever is more. Damage is reported
-(`damage`) for each member; the rest of the member is read.
+the position of its member, or in a plain file without index that of its first line. The members of
+a log in Arrow are columns already. Memory is bounded by the size of a member or a few megabytes of
+text, whichever is more. Damage is reported (`damage`) for each member; the rest of a member of text
+is read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nsqtools.archive.columns import (
     exact_columns,
     fast_columns,
     filtered_columns,
+    log_columns,
     row_mask,
 )
 from nsqtools.archive.form import BEGINNING as MESSAGE
@@ -37,6 +39,7 @@ from nsqtools.archive.reader import (
     BATCH_TEXT,
     end_of_lines,
     read_member,
+    read_member_columns,
     split_lines,
     whole_lines,
 )
@@ -218,6 +221,9 @@ class _Reader:
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         with open_range(self._range, self._settings) as file:
+            if self._range.lines and self._range.content.codec is Codec.ARROW:
+                yield from self._read_columns(file)
+                return
             batch: list[TextPiece] = []
             for piece in pieces(file, self._range, self._delimiter, self._note):
                 batch.append(piece)
@@ -227,6 +233,35 @@ class _Reader:
                     batch = []
             yield from self._read(batch)
             self._report()
+
+    def _read_columns(self, file: BinaryIO) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the messages of a log in Arrow, which has an index."""
+        batches: list[pyarrow.RecordBatch] = []
+        positions: list[Any] = []
+        size = 0
+        for member in self._range.members:
+            problems: list[str] = []
+            of_member = read_member_columns(file, member, problems.append)
+            count = sum(batch.num_rows for batch in of_member)
+            if not problems and count != member.messages:
+                problems.append(f"it has {count} messages, and {member.messages} in its index")
+            for problem in problems:
+                self._note(member.offset, problem)
+            batches += of_member
+            positions.append(pyarrow.repeat(pyarrow.scalar(member.offset, pyarrow.int64()), count))
+            size += member.length
+            if sum(map(len, positions)) >= BATCH_ROWS or size >= BATCH_TEXT:
+                yield from self._joined(batches, positions)
+                batches, positions, size = [], [], 0
+        yield from self._joined(batches, positions)
+        self._report()
+
+    def _joined(
+        self, batches: list[pyarrow.RecordBatch], positions: list[Any]
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if batches:
+            columns = log_columns(pyarrow.concat_batches(batches), self._kind)
+            yield from self._rows(columns, pyarrow.concat_arrays(positions))
 
     def _note(self, pos: int, problem: str) -> None:
         damage = ArchiveDamage(self._range.shown, pos, problem)
