@@ -23,6 +23,7 @@ from nsqtools.client.connection import require_one
 from nsqtools.cluster.admin import Action, AdminPlan
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
+from nsqtools.cluster.lake import Lake, find_lake_problems
 from nsqtools.cluster.problems import (
     LEAST_WINDOW_S,
     WHOLE_NODE,
@@ -115,6 +116,7 @@ class Evidence:
     state_gap: str
     counts: Sequence[MessageCounts]
     unhealthy: Sequence[DaemonFailure]
+    lake: Lake
 
     @property
     def silent_lookupds(self) -> list[str]:
@@ -139,16 +141,19 @@ def run_check(
     bounds: Bounds,
     topology: Topology | None,
     services: Sequence[str] = (),
+    lake: Lake = Lake(),  # noqa: B008 - it is immutable
     stopped: threading.Event,
 ) -> Verdict:
     """Diagnose a cluster over ``window_s`` seconds; ``stopped`` ends that early.
 
     ``topology`` is the state that the cluster should have. ``services`` are the HTTP addresses of
-    commands with /health. Raises `NotFoundError` for a topic or
+    commands with /health. ``lake`` was measured in tables. Raises `NotFoundError` for a topic or
     channel that no daemon has. A daemon that does not answer is a problem, not an error, and may
     have what is named.
     """
-    evidence = _collect(cluster, state, selection, window_s, bounds, topology, services, stopped)
+    evidence = _collect(
+        cluster, state, selection, window_s, bounds, topology, services, lake, stopped
+    )
     problems = [problem for detector in DETECTORS for problem in detector(evidence)]
     # A channel that a topology names is reported once, as lacking.
     lacking = {problem.queue for problem in problems if problem.fault is Fault.LACKING}
@@ -172,6 +177,7 @@ def _collect(
     bounds: Bounds,
     topology: Topology | None,
     services: Sequence[str],
+    lake: Lake,
     stopped: threading.Event,
 ) -> Evidence:
     sampler = Sampler(cluster, selection, required=False)
@@ -224,6 +230,7 @@ def _collect(
         state=previous,
         state_gap=gap,
         unhealthy=unhealthy,
+        lake=lake,
         counts=() if max_age_s is None else _append_counts(previous.counts, sample, max_age_s),
     )
 
@@ -323,6 +330,10 @@ def _find_unhealthy(evidence: Evidence) -> Iterator[Problem]:
         yield Problem(Fault.NOT_HEALTHY, text, node=address, weight=WHOLE_NODE)
 
 
+def _find_in_lake(evidence: Evidence) -> Iterator[Problem]:
+    return find_lake_problems(evidence.lake, evidence.sample.time_s)
+
+
 def _find_old(evidence: Evidence) -> Iterator[Problem]:
     """Yield the queues with a message that was there when the oldest counts were taken.
 
@@ -371,6 +382,7 @@ DETECTORS: Sequence[Callable[[Evidence], Iterator[Problem]]] = (
     _find_clock_differences,
     _find_silent,
     _find_unhealthy,
+    _find_in_lake,
     _find_old,
     _find_departed,
     _find_restarted,

@@ -90,6 +90,23 @@ class Fault(enum.Enum):
         "It continues when the cause is gone: an nsqd that it cannot reach, a full disk, or more"
         " work than it can do. Its log has the details.",
     )
+    NOT_READABLE = CRITICAL, "Look at the place, and at the credentials of this command."
+    LOGS_WAIT = (
+        CRITICAL,
+        "The log of nsq to-file says why they do not land. nsq archive verify finds damage, and"
+        " nsq archive repair mends it.",
+        "logs wait",
+    )
+    TABLE_OLD = (
+        CRITICAL,
+        "Look whether its nsq to-file or nsq spark ingest runs, and reaches every nsqd.",
+        "table is old",
+    )
+    MISFITS = (
+        WARNING,
+        "Their _error names the fields: correct the publisher, or make a table with wider types:"
+        " nsq archive schema and nsq archive convert, as in nsq-lake(7).",
+    )
     # Faults with the same word differ in severity or remedy.
     STUCK = (
         CRITICAL,

@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import threading
+import time
 from collections import Counter
 from dataclasses import asdict
 from enum import Enum
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from nsqtools.cluster.check import CheckState, Verdict
     from nsqtools.cluster.directory import Cluster
+    from nsqtools.cluster.lake import Lake
     from nsqtools.cluster.problems import Fault, Problem
 
 STATE_VERSION = 1
@@ -69,6 +71,12 @@ def check(
     health: list[str] | None = opt(
         "HOST:PORT", "Also ask /health of a command with --listen-http."
     ),
+    lake: list[str] | None = opt(
+        "PLACE", "Also judge tables, or the local directory of logs that land."
+    ),
+    max_lake_age: float | None = opt(
+        "DURATION", "A topic of --lake whose newest message is older is critical."
+    ),
     state: Path | None = opt("FILE", "Compare with the run that wrote FILE, and replace it."),
     bundle: Path | None = opt("FILE.tar.gz", "Write a support bundle, without secrets.", OUTPUT),
     format: CheckFormat = opt(
@@ -93,6 +101,7 @@ def check(
         nsq check --max-depth 100000 --state /var/lib/nsq/check.json --format nagios
         nsq check --ignore paused --ignore 'no consumers test*' --json | jq '.problems[].kind'
         nsq check --health scheduler-1:8081 --health archiver-1:8081
+        nsq check --lake s3://bucket/lake --lake /var/nsq --max-lake-age 1h
         nsq check --bundle cluster.tar.gz
     """
     from nsqtools.cluster.check import run_check
@@ -103,6 +112,9 @@ def check(
         raise ConfigurationError("--json and --format contradict each other")
     previous = _load_state(state) if state is not None else None
     topology = read_topology(expect) if expect is not None else None
+    if max_lake_age is not None and not lake:
+        raise ConfigurationError("--max-lake-age needs --lake")
+    tables = _measure_lake(lake or (), max_lake_age)
     stopped = threading.Event()
     with cluster.open() as opened:
         with stop_on_signals(stopped.set) as signals:
@@ -114,6 +126,7 @@ def check(
                 bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
                 topology=topology,
                 services=health or (),
+                lake=tables,
                 stopped=stopped,
             )
         if signals.received is not None:
@@ -121,7 +134,7 @@ def check(
         problems = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
         status = exit_status(verdict, problems)
         if as_json or format is CheckFormat.json:
-            write_json(runtime, check_document(verdict, problems, status))
+            write_json(runtime, check_document(verdict, problems, status, tables))
         else:
             lines = {
                 CheckFormat.text: _text,
@@ -133,8 +146,18 @@ def check(
             document = {"version": STATE_VERSION, **asdict(verdict.state)}
             _replace(state, json.dumps(document).encode())
         if bundle is not None:
-            _write_bundle(bundle, opened, verdict)
+            _write_bundle(bundle, opened, verdict, tables)
     return status
+
+
+def _measure_lake(places: Sequence[str], max_age_s: float | None) -> Lake:
+    from nsqtools.cluster.lake import Lake
+
+    if not places:
+        return Lake()
+    from nsqtools.archive.table_health import measure_lake
+
+    return measure_lake(places, time.time(), max_age_s)
 
 
 def exit_status(verdict: Verdict, problems: Sequence[Problem]) -> int:
@@ -214,7 +237,9 @@ def _prometheus(verdict: Verdict, problems: Sequence[Problem], status: int) -> I
     yield f"nsq_check_time_seconds {verdict.state.time_s:.3f}"
 
 
-def check_document(verdict: Verdict, problems: Sequence[Problem], status: int) -> dict[str, Any]:
+def check_document(
+    verdict: Verdict, problems: Sequence[Problem], status: int, lake: Lake
+) -> dict[str, Any]:
     """Return the verdict as JSON, of the schema ``check``."""
     since = verdict.state.problems
     return {
@@ -235,6 +260,16 @@ def check_document(verdict: Verdict, problems: Sequence[Problem], status: int) -
         "not_judged": list(verdict.not_judged),
         "nodes": len(verdict.sample.reports),
         "queues": len(verdict.sample.totals),
+        "tables": [
+            {
+                "place": rows.place,
+                "topic": rows.topic or None,
+                "rows": rows.rows,
+                "misfits": rows.misfits,
+                "newest": None if rows.newest_s is None else utc_text(rows.newest_s),
+            }
+            for rows in lake.topics
+        ],
     }
 
 
@@ -280,7 +315,7 @@ def _replace(path: Path, content: bytes, mode: int = 0o640) -> None:
         raise NsqError(f"cannot write {path}: {exc.strerror or exc}") from exc
 
 
-def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
+def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict, lake: Lake) -> None:
     from nsqtools import __version__
     from nsqtools.cluster.check import bundle_documents, without_secrets
 
@@ -288,7 +323,7 @@ def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
     status = exit_status(verdict, problems)
     documents = [
         ("nsqtools", f"nsq {__version__}"),
-        ("check.json", without_secrets(check_document(verdict, problems, status))),
+        ("check.json", without_secrets(check_document(verdict, problems, status, lake))),
         *bundle_documents(cluster, verdict),
     ]
     packed = io.BytesIO()

@@ -560,6 +560,16 @@ class ProblemRow(TypedDict):
     since: Annotated[Time, "When it was first seen, with --state maybe by an earlier run."]
 
 
+class LakeRow(TypedDict):
+    """A topic in a table."""
+
+    place: str
+    topic: str | None
+    rows: int
+    misfits: Annotated[int, "Rows with _error in files with messages of the last day."]
+    newest: Annotated[Time | None, "The time of the newest message, by nsqd's clock."]
+
+
 class CheckDocument(TypedDict):
     """The verdict on a cluster."""
 
@@ -568,6 +578,7 @@ class CheckDocument(TypedDict):
     not_judged: Annotated[list[str], "Omitted checks, and the reasons."]
     nodes: Annotated[int, "The nsqd that answered."]
     queues: Annotated[int, "Topics and channels, each counted once."]
+    tables: Annotated[list[LakeRow], "The topics in tables of --lake."]
 
 
 class ScheduledEntry(TypedDict):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from unittest.mock import Mock
 
 import pytest
+from plugins.archives import write_archive
 from plugins.cli import Result, RunNsq
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.daemons import EmbeddedLookupServer
@@ -37,6 +38,7 @@ from nsqtools.cluster.sampling import Sample, SampleFilter
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded
 from nsqtools.http import http_server as server
 from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.stats import read_stats
 
 
@@ -111,6 +113,32 @@ def test_a_healthy_cluster_has_no_problem(
     verdict = valid_json("check", result.out)
     assert (result.status, verdict["problems"], verdict["not_judged"]) == (0, [], [])
     assert (verdict["nodes"], verdict["queues"]) == (2, 2)
+
+
+def test_misfits_of_a_lake_end_when_the_table_is_converted(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, valid_json: ValidJson, tmp_path: Path
+) -> None:
+    """A column of whole numbers, and a fraction that came in a later log."""
+    options = ["check", "--window=0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
+    bodies = (b'{"n": 1}', b'{"n": 1.5}')
+    for number, body in enumerate(bodies):
+        message = WireMessage(time.time_ns(), 1, b"%016x" % number, body)
+        write_archive(tmp_path / "logs" / f"{number}.log", [message], topic="clicks")
+    table = ["--store", "delta", "--body", "json", "-o"]
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    run_nsq(["archive", "convert", str(tmp_path / "logs"), *table, old])
+
+    result = run_nsq([*options, "--lake", old, "--max-lake-age", "1h"])
+    verdict = valid_json("check", result.out)
+    assert (result.status, [each["kind"] for each in verdict["problems"]]) == (1, ["misfits"])
+    assert "nsq archive convert" in verdict["problems"][0]["remedy"]
+    [rows] = verdict["tables"]
+    assert (rows["topic"], rows["rows"], rows["misfits"]) == ("clicks", 2, 1)
+
+    schema = tmp_path / "wide.json"
+    schema.write_bytes(run_nsq(["archive", "schema", old]).out)
+    run_nsq(["archive", "convert", old, *table, new, "--schema", str(schema)])
+    assert valid_json("check", run_nsq([*options, "--lake", new]).out)["problems"] == []
 
 
 class Expected(NamedTuple):
