@@ -72,7 +72,6 @@ from nsqtools.archive.replacements import superseded_names
 from nsqtools.archive.table_places import has_table, tables_below
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError, walk
-from nsqtools.records.naming import EXTENSIONS
 
 log = logging.getLogger("nsqtools")
 
@@ -541,7 +540,8 @@ def _parquet_entries(
     return [entry for entry in entries if prefix + entry.name not in superseded]
 
 
-_ARCHIVE_EXTENSIONS = (".log", ".jsonl", ".xz", ".bz2", *EXTENSIONS.values())
+# Other programs name files of Arrow `.arrow`, too.
+_ARCHIVE_EXTENSIONS = (".log", ".jsonl", ".xz", ".bz2", ".gz", ".zst", ".log.arrow")
 
 
 def _has_only_parquet(listed: Iterable[Entry]) -> bool:

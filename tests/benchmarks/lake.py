@@ -1,6 +1,6 @@
 """From topics and logs into tables, which are then compared with the logs that they were made of.
 
-Landing is of a plain log, in this process alone, so CPU is what a message costs beyond the log.
+Landing is of a log in Arrow, in this process alone, so CPU is what a message costs beyond the log.
 """
 
 import os
@@ -24,8 +24,8 @@ from nsqtools.records.envelope import BodyKind
 
 def landing(messages: int, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory(prefix="nsq-landing-") as place:
-        make_logs(Path(place), messages, 1, suffix=".log")
-        [log] = Path(place).glob("*.log")
+        make_logs(Path(place), messages, 1, suffix=".log.arrow")
+        [log] = Path(place).glob("*.log.arrow")
         contestants = {
             "a log into Parquet": partial(land, log, False, "string", messages),
             "a log into Delta": partial(land, log, True, "string", messages),

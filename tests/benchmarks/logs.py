@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from nsqtools.archive.layout import Head
-from nsqtools.archive.members import Plain, members_of
+from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -48,7 +48,7 @@ def make_logs(
     written = 0
     for number in range(files):
         path = directory / f"{topic}-{number:06d}{suffix}"
-        codec = members_of(Codec.GZIP, 6) if suffix.endswith(".gz") else Plain
+        codec = members_of(Codec.ARROW) if suffix.endswith(".arrow") else members_of(Codec.GZIP, 6)
         file = PartFile(path, 0o640, codec, 0.0, Head(uuid.uuid4().hex, 1))
         begin, end = number * messages // files, (number + 1) * messages // files
         for first in range(begin, end, MEMBER):
