@@ -357,12 +357,13 @@ def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
     bodies = [b"%d" % number for number in range(20)]
     nsqd.publish("t", *bodies)
     old_name_file = nsqd.data_path.joinpath("nsqd.dat").read_bytes()
-    with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
+    with subscribed(nsqd.tcp_address, "t", "ch") as client:
         with monkeypatch.context() as patch:
             patch.setattr(Database, "commit", failing(sqlite3.SQLITE_IOERR, "disk I/O error"))
+            patch.setattr(DurablePath, "renew", failing(sqlite3.SQLITE_IOERR, "still bad"))
             assert b"disk I/O error" in refusal(nsqd, b"refused")
             assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() == old_name_file
-            patch.setattr(DurablePath, "renew", failing(sqlite3.SQLITE_IOERR, "still bad"))
+            client.send(b"RDY 1\n")  # its delivery is written, too, and must not fail before
         wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
         assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != old_name_file
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
