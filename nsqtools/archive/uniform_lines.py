@@ -1,4 +1,4 @@
-"""Read lines of messages whose keys have constant positions, at half the cost of parsing JSON.
+"""Read lines of messages whose keys have constant positions, for two thirds of the CPU of JSON.
 
 Archivers write lines of one topic and nsqd, so the lines differ only in the length of the body, as
 long as times have 19 digits (the years 2001 to 2262) and attempts one. The only escapes in bodies
