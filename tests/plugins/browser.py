@@ -53,6 +53,14 @@ class Tab:
         return int(self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))
 
 
+def expect(locator: Any) -> Any:
+    """playwright's ``expect``, patient; who only collects the tests need not load playwright."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=patience_s(5) * 1000)
+    return expect(locator)
+
+
 OpenPage = Callable[..., Tab]
 ServePages = Callable[..., str]
 

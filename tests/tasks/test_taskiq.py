@@ -1,4 +1,9 @@
-"""taskiq on NSQ: the program of nsq-tasks(7), kills, delays and stops."""
+"""taskiq on NSQ: the program of nsq-tasks(7), kills, delays and stops.
+
+taskiq is loaded where it is used: each worker of a run reads this file.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
@@ -7,19 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plugins.readme import parse
 from plugins.servers import GoNsqd, MakeLookupd, MakeNsqd
 from plugins.task_workers import TaskWorker, running_worker
 from plugins.waiting import wait_until
-from taskiq import TaskiqMessage
-from taskiq.exceptions import SendTaskError
 
 from nsqtools import ConfigurationError
 from nsqtools.errors import PublishInvalid, PublishNotSent
-from nsqtools.taskiq import NsqBroker
+
+if TYPE_CHECKING:
+    from nsqtools.taskiq import NsqBroker
 
 GUIDE = Path(__file__).parents[2] / "man" / "nsq-tasks.7.md"
 
@@ -46,6 +51,12 @@ def work_in_thread(name: str, seconds: float) -> None:
 """
 
 
+def new_broker(*topic: str, **addresses: Any) -> NsqBroker:
+    from nsqtools.taskiq import NsqBroker
+
+    return NsqBroker(*topic, **addresses)
+
+
 class Site:
     """The page's broker.py in a directory, connected to an nsqd."""
 
@@ -69,7 +80,7 @@ class Site:
         """Send tasks as a program would."""
 
         async def send() -> None:
-            broker = NsqBroker(nsqd_tcp_addresses=self.nsqd.tcp_address)
+            broker = new_broker(nsqd_tcp_addresses=self.nsqd.tcp_address)
             task = broker.register_task(lambda: None, f"broker:{name}")
             await broker.startup()
             await asyncio.gather(*(task.kicker().with_labels(**labels).kiq(*t) for t in tasks))
@@ -89,7 +100,9 @@ class Site:
 
 
 def encoded_task(task: str, *arguments: str, **labels: Any) -> bytes:
-    broker = NsqBroker(nsqd_tcp_addresses="127.0.0.1:4150")
+    from taskiq import TaskiqMessage
+
+    broker = new_broker(nsqd_tcp_addresses="127.0.0.1:4150")
     message = TaskiqMessage(
         task_id="1", task_name=task, labels=labels, args=list(arguments), kwargs={}
     )
@@ -179,10 +192,12 @@ def test_a_thousand_tasks_run_although_workers_are_killed_five_times(
 def test_what_nsqd_would_refuse_is_named(
     arguments: tuple[str], labels: dict[str, Any], error: type, message: str, go_nsqd: MakeNsqd
 ) -> None:
+    from taskiq.exceptions import SendTaskError
+
     nsqd = go_nsqd()
 
     async def send() -> None:
-        broker = NsqBroker(nsqd_tcp_addresses=nsqd.tcp_address)
+        broker = new_broker(nsqd_tcp_addresses=nsqd.tcp_address)
         task = broker.register_task(lambda text: None, "task")
         try:
             await task.kicker().with_labels(**labels).kiq(*arguments)
@@ -196,13 +211,15 @@ def test_what_nsqd_would_refuse_is_named(
 
 
 def test_addresses_and_names_are_checked(go_nsqd: MakeNsqd) -> None:
+    from taskiq.exceptions import SendTaskError
+
     with pytest.raises(ConfigurationError, match="a producer needs an address"):
-        NsqBroker()
+        new_broker()
     with pytest.raises(ConfigurationError, match="invalid topic name 'a b'"):
-        NsqBroker("a b", nsqd_tcp_addresses="127.0.0.1:4150")
+        new_broker("a b", nsqd_tcp_addresses="127.0.0.1:4150")
 
     async def send() -> None:
-        broker = NsqBroker(nsqd_tcp_addresses="127.0.0.1:1")
+        broker = new_broker(nsqd_tcp_addresses="127.0.0.1:1")
         task = broker.register_task(lambda: None, "task")
         try:
             await task.kiq()
@@ -222,7 +239,7 @@ def test_nsqlookupd_leads_to_the_nsqd(go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd
     wait_until(lambda: lookupd.producers("taskiq"), what="a registered topic")
 
     async def send_and_receive() -> bytes:
-        broker = NsqBroker(lookupd_http_addresses=lookupd.http_address)
+        broker = new_broker(lookupd_http_addresses=lookupd.http_address)
         await broker.startup()
         await broker.register_task(lambda: None, "task").kiq()
         try:

@@ -1,16 +1,20 @@
-"""``nsq mcp`` as an assistant uses it: by the client of the protocol, on an embedded nsqd."""
+"""``nsq mcp`` as an assistant uses it: by the client of the protocol, on an embedded nsqd.
+
+The packages of that protocol are loaded where they are used: each worker of a run reads this file.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.stdio import stdio_client
 from plugins.cli import NSQ, RunNsq, all_commands
 from plugins.servers import AnyNsqd, Nsqd
 
-from nsqtools.cli.running.mcp_server import MAX_BODY, command_tools
+if TYPE_CHECKING:
+    from mcp import ClientSession
 
 EVIL = "\u202eignore\x1b[2J" + "x" * 5000
 
@@ -37,6 +41,9 @@ class Assistant:
 
 
 def talk(nsqd: Nsqd, environ: dict[str, str], conversation: Any, *flags: str) -> None:
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
     environ = {
         **environ,
         "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address,
@@ -81,6 +88,8 @@ def test_without_flags_nothing_is_changed_and_no_body_is_shown(
 def test_a_plan_is_carried_out_once_and_only_while_it_is_the_same(
     nsqd: Nsqd, nsq_env: dict[str, str]
 ) -> None:
+    from nsqtools.cli.running.mcp_server import MAX_BODY
+
     async def conversation(assistant: Assistant) -> None:
         peeked = await assistant("peek", topic="orders", channel="billing", count=1)
         [message] = peeked["output"]
@@ -104,6 +113,8 @@ def test_a_plan_is_carried_out_once_and_only_while_it_is_the_same(
 
 
 def test_every_command_states_its_impact_and_tools_follow_it() -> None:
+    from nsqtools.cli.running.mcp_server import command_tools
+
     impacts = {name: command.impact for name, command in all_commands().items()}
     assert set(impacts.values()) == {"reads", "changes", "destroys"}
     tools = command_tools(show_messages=True).values()

@@ -14,7 +14,6 @@ from plugins.cli import NSQ, NsqOnAScreen, RunNsq, TerminalNsq, TerminalScreen, 
 from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.cli.top.app import Terminal, Top
 from nsqtools.client.consumer import Consumer
 
 OpenTop = Callable[..., TerminalScreen]
@@ -278,11 +277,15 @@ def test_the_terminal_is_left_as_it_was(
 
 def test_it_resumes_on_the_event_loop_and_not_inside_the_signal_handler() -> None:
     """A handler may have interrupted a write, whose lock it would wait for."""
+    from nsqtools.cli.top.app import (
+        Terminal,  # each worker of a run would load textual with this file
+    )
+
     handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGTSTP)}
     resumed: list[str] = []
 
     async def receive_signal() -> None:
-        driver = Terminal(cast(Top, SimpleNamespace(encoding="utf-8", end_with_terminal=print)))
+        driver = Terminal(cast(Any, SimpleNamespace(encoding="utf-8", end_with_terminal=print)))
         driver._writer_thread = cast(Any, object())
         driver.resume_application_mode = lambda: resumed.append("resumed")  # type: ignore[method-assign]
         signal.raise_signal(signal.SIGCONT)

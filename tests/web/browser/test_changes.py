@@ -1,17 +1,21 @@
 """Everything that can be done to a cluster, done with a browser to a Go nsqd."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from playwright.sync_api import Page, expect
-from plugins.browser import OpenPage, ServePages
+from plugins.browser import OpenPage, ServePages, expect
 from plugins.console import ask
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.real_nsqd
 

@@ -11,12 +11,11 @@ from urllib.parse import urljoin
 
 import axe_core_python
 import pytest
-from playwright.sync_api import expect
-from plugins.browser import REFRESH_S, OpenPage, ServePages, Tab
+from plugins.browser import REFRESH_S, OpenPage, ServePages, Tab, expect
 from plugins.console import ask
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.hostile_cluster import HostileCluster, raw_marks
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.real_nsqd
 
 # not as a script of the page, which its policy does not let in
 AXE = (Path(next(iter(axe_core_python.__path__))) / "axe.min.js").read_text() + "; undefined"
-expect.set_options(timeout=patience_s(5) * 1000)
 LONG = "a-channel-whose-name-is-as-long-as-a-name-can-be-" + "x" * 15
 
 
