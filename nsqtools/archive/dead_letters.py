@@ -11,11 +11,12 @@ import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR
+from nsqtools.archive.delta import TableFile
 from nsqtools.archive.parquet import read
 from nsqtools.archive.table_writer import Draft, TablePlan
 from nsqtools.files.durable import adding_path_to_errors
@@ -27,21 +28,24 @@ _COLUMNS = ("nsqd", "id", "ts_ns", "attempts", "body", "body_bytes", ERROR)
 
 def append_dead_letters(plan: TablePlan, drafts: Iterable[Draft]) -> None:
     """Append the messages of new files with an error. Raises ``OSError`` and `OutputError`."""
-    if not plan.dead_letters:
-        return
-    file, path = LineFile(Path(plan.dead_letters)), Path(plan.dead_letters)
-    for draft in drafts:
-        topic = draft.file.partition["topic"] or ""
-        for batch in read(Path(draft.path), _COLUMNS):
-            if ERROR not in batch.schema.names:
-                continue
-            rows = batch.filter(compute.is_valid(batch[ERROR])).to_pylist()
-            if lines := b"".join(dead_letter(row, topic) for row in rows):
-                with adding_path_to_errors(path):
-                    file.append(lines)
+    for draft in drafts if plan.dead_letters else ():
+        append_dead_letters_of(plan, draft.file, Path(draft.path))
 
 
-def dead_letter(row: Mapping[str, Any], topic: str) -> bytes:
+def append_dead_letters_of(plan: TablePlan, file: TableFile, source: Path | BinaryIO) -> None:
+    """Append the messages of one file of a table. Raises as `append_dead_letters`."""
+    path, topic = Path(plan.dead_letters), file.partition["topic"] or ""
+    letters = LineFile(path)
+    for batch in read(source, _COLUMNS):
+        if ERROR not in batch.schema.names:
+            continue
+        rows = batch.filter(compute.is_valid(batch[ERROR])).to_pylist()
+        if lines := b"".join(_dead_letter(row, topic) for row in rows):
+            with adding_path_to_errors(path):
+                letters.append(lines)
+
+
+def _dead_letter(row: Mapping[str, Any], topic: str) -> bytes:
     """Return the line of a row of a table with an error."""
     now_ns, text = time.time_ns(), row["body"]
     body: bytes = row["body_bytes"] if text is None else text.encode()

@@ -159,14 +159,14 @@ class Table:
         Returns the new files.
         """
         if self.catalog is None or not drafts:
-            return self._put(drafts)
+            return self.put(drafts)
         if self.number_of(app_id) >= number:
             return []
-        files = self._put(drafts)
+        files = self.put(drafts)
         return files if self.catalog.commit(files, app_id=app_id, number=number) else []
 
-    def _put(self, drafts: Iterable[Draft]) -> list[TableFile]:
-        """Store files, and their manifests unless the table has a log."""
+    def put(self, drafts: Iterable[Draft]) -> list[TableFile]:
+        """Store files, and their manifests unless the table has a log. Returns the new files."""
         files = []
         for draft in drafts:
             path, file = Path(draft.path), draft.file

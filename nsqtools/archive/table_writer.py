@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -89,13 +90,16 @@ class TablePlan:
         """Return the plan of one table. Raises ``ValueError`` as `url_of_topic`."""
         return replace(self, url=url_of_topic(self.url, topic))
 
-    def check(self) -> None:
-        """Raise `NsqError` if the options conflict with each other or with existing tables."""
+    def check(self, option: str = "--store") -> None:
+        """Raise `NsqError` if the options conflict with each other or with existing tables.
+
+        ``option`` chooses between Parquet and Delta.
+        """
         place = parse_place(self.base, self.options)
         with translating_errors("use", self.base):
             refuse_inside_table(place / "table" if self.is_by_topic else place)
         if not self.is_by_topic:
-            self.check_table()
+            self.check_table(option)
         columns = BodyColumns(fields_of(self.fields)).schema()
         plain = {column.name for column in columns if not types.is_nested(column.type)}
         for name in self.partition_by:
@@ -105,11 +109,11 @@ class TablePlan:
                     hint="Give --body json and --schema FILE; nsq archive schema makes one.",
                 )
 
-    def check_table(self) -> None:
+    def check_table(self, option: str = "--store") -> None:
         """Raise `NsqError` if the plan of one table conflicts with the existing table."""
         place = parse_place(self.url, self.options)
         with translating_errors("use", self.url):
-            refuse_other_form(place, "--store", is_delta=self.is_delta)
+            refuse_other_form(place, option, is_delta=self.is_delta)
             is_ingested = any(entry.name == INGESTED for entry in place.children("")[0])
         if is_ingested and not self.is_delta:
             raise ConfigurationError(
@@ -136,6 +140,21 @@ class Draft:
 
     path: str
     file: TableFile
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The messages of an archive file, or of a task of Spark, for `TableWriter`.
+
+    ``read`` iterates over them in the columns of `message_schema`, and may be called again.
+    ``count`` is their number if it is recorded. ``time_ns`` returns the time of messages without
+    one.
+    """
+
+    read: Callable[[], Iterator[pyarrow.RecordBatch]]
+    shown: str
+    time_ns: Callable[[], int]
+    count: int | None = None
 
 
 # -- convert a log to files ---------------------------------------------------------------------
@@ -185,6 +204,16 @@ class TableWriter:
 
         Raises `NotUploadable` for a damaged log, ``OSError``, and the errors of `read_batches`.
         """
+        messages = Messages(
+            read=partial(_read, archive, self.plan.body, topic),
+            shown=archive.shown,
+            time_ns=lambda: archive.storage.stat(archive.name).modified_ns,
+            count=archive.messages,
+        )
+        return self.write_messages(messages, stem)
+
+    def write_messages(self, messages: Messages, stem: str) -> list[Draft]:
+        """Write the files of some messages. Raises as `write`."""
         misfits = {key: columns.misfits for key, columns in self._columns.items() if columns}
         drafts: dict[Key, Draft] = {}
         schemas: dict[str | None, pyarrow.Schema] = {}
@@ -194,11 +223,11 @@ class TableWriter:
                 # Each pass reads the log again, and would count its misfits again.
                 self._reset_misfits(misfits)
                 try:
-                    is_complete = self._write_pass(archive, stem, topic, drafts, schemas)
+                    is_complete = self._write_pass(messages, stem, drafts, schemas)
                 except _EvolvedError:
                     _remove(drafts)
                     schemas.clear()
-            _compare(drafts, archive)
+            _compare(drafts, messages)
         except BaseException:
             _remove(drafts)
             self._reset_misfits(misfits)
@@ -219,9 +248,8 @@ class TableWriter:
 
     def _write_pass(
         self,
-        archive: ArchiveFile,
+        messages: Messages,
         stem: str,
-        topic: str | None,
         drafts: dict[Key, Draft],
         schemas: dict[str | None, pyarrow.Schema],
     ) -> bool:
@@ -233,14 +261,14 @@ class TableWriter:
         is_complete = True
         writers: dict[Key, ParquetWriter] = {}
         with ExitStack() as stack:
-            for batch in _read(archive, self.plan.body, topic):
-                for table, rows in self._by_table(batch, archive):
+            for batch in messages.read():
+                for table, rows in self._by_table(batch, messages.shown):
                     columns = self._columns_in(table)
                     typed = columns.add(rows) if columns else rows
                     schema = self._schema(columns)
                     if schemas.setdefault(table, schema) != schema:
                         raise _EvolvedError
-                    for key, part in self._parts(typed, archive, columns):
+                    for key, part in self._parts(typed, messages, columns):
                         if key in drafts:
                             continue
                         if key not in writers and len(writers) >= MAX_OPEN_PARTITIONS:
@@ -255,24 +283,24 @@ class TableWriter:
                 while sum(writer.pending_bytes for writer in writers.values()) > ROW_GROUP_BYTES:
                     max(writers.values(), key=attrgetter("pending_bytes")).end_row_group()
             for key, writer in writers.items():
-                drafts[key] = self._close(key, writer, stem, archive)
+                drafts[key] = self._close(key, writer, stem, messages.shown)
         return is_complete
 
     def _file_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
         return pyarrow.schema([c for c in schema if c.name not in self.plan.partitions])
 
-    def _close(self, key: Key, writer: ParquetWriter, stem: str, archive: ArchiveFile) -> Draft:
+    def _close(self, key: Key, writer: ParquetWriter, stem: str, shown: str) -> Draft:
         file = writer.close()
         partition = dict(zip(self.plan.partitions, key, strict=True))
         folder = folder_of(partition)
         # nsqd refuses such a topic, so a damaged or forged log has it.
         if len(folder.partition("/")[0]) > MAX_VALUE_BYTES:
-            raise NotUploadable(errno.ENAMETOOLONG, "its topic is too long", archive.shown)
+            raise NotUploadable(errno.ENAMETOOLONG, "its topic is too long", shown)
         path = f"{folder}/{stem}.parquet"
         return Draft(file.path, replace(file, path=path, partition=partition))
 
     def _by_table(
-        self, batch: pyarrow.RecordBatch, archive: ArchiveFile
+        self, batch: pyarrow.RecordBatch, shown: str
     ) -> Iterator[tuple[str | None, pyarrow.RecordBatch]]:
         """Split a batch by table; the key is None if there is only one table."""
         if not self.plan.is_by_topic:
@@ -282,11 +310,11 @@ class TableWriter:
             try:
                 url_of_topic(self.plan.url, value)
             except ValueError as exc:
-                raise NotUploadable(errno.EINVAL, str(exc), archive.shown) from None
+                raise NotUploadable(errno.EINVAL, str(exc), shown) from None
             yield value, rows
 
     def _parts(
-        self, batch: pyarrow.RecordBatch, archive: ArchiveFile, columns: BodyColumns | None
+        self, batch: pyarrow.RecordBatch, messages: Messages, columns: BodyColumns | None
     ) -> Iterator[tuple[Key, pyarrow.RecordBatch]]:
         """Split a batch into partitions. A message without a time has the time of the file.
 
@@ -294,7 +322,7 @@ class TableWriter:
         """
         times = batch["ts_ns"]
         if times.null_count:
-            times = times.fill_null(archive.storage.stat(archive.name).modified_ns)
+            times = times.fill_null(messages.time_ns())
         parts: list[tuple[Key, Any]] = [((), batch.append_column(_TIMES, times))]
         for name in self.plan.partitions:
             unit_ns, to_text = _TIME_PARTITIONS.get(name, (0, _partition_text))
@@ -361,7 +389,7 @@ def _remove(drafts: dict[Key, Draft]) -> None:
     drafts.clear()
 
 
-def _compare(drafts: Mapping[Key, Draft], archive: ArchiveFile) -> None:
+def _compare(drafts: Mapping[Key, Draft], messages: Messages) -> None:
     """Raise `NotUploadable` if the files of a log do not have all of its messages."""
     files = [draft.file for draft in drafts.values()]
     rows = sum(file.rows or 0 for file in files)
@@ -369,10 +397,10 @@ def _compare(drafts: Mapping[Key, Draft], archive: ArchiveFile) -> None:
     # One file would replace the other.
     if len({file.path for file in files}) != len(files):
         problem = "two of its partitions have one name"
-    elif archive.messages not in (None, rows):
-        problem = f"it has {rows} messages, and {archive.messages} in its index"
+    elif messages.count not in (None, rows):
+        problem = f"it has {rows} messages, and {messages.count} in its index"
     if problem:
-        raise NotUploadable(errno.EIO, f"it is damaged: {problem}", archive.shown)
+        raise NotUploadable(errno.EIO, f"it is damaged: {problem}", messages.shown)
 
 
 _TIMES = "partition ts_ns"  # The space avoids a conflict: no column of a body has one in its name.

@@ -13,6 +13,7 @@ from nsqtools.archive.delta import INGESTED, DeltaCatalog
 from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import ingestion
@@ -36,7 +37,8 @@ def places_at(
     output: Path | Place, checkpoint: Path | Place, *, is_delta: bool = False
 ) -> IngestPlaces:
     both = (parse_place(str(place)) for place in (output, checkpoint))
-    return IngestPlaces(*both, is_delta=is_delta)
+    plan = TablePlan(str(output), is_delta=True, host="") if is_delta else None
+    return IngestPlaces(*both, plan=plan)
 
 
 @pytest.fixture

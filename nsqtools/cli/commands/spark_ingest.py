@@ -23,14 +23,11 @@ from nsqtools.cli.options.spark_options import (
     place_opt,
 )
 from nsqtools.cli.options.tables import (
-    ColumnsChoice,
-    DeadLetterPath,
-    FailOnMisfit,
+    BodyOptions,
     TableFormat,
-    check_dead_letters,
 )
 from nsqtools.cli.parsing.binding import OptionSet, opt
-from nsqtools.cli.render.outcomes import Progress, report_damages
+from nsqtools.cli.render.outcomes import Progress, report_damages, report_unfit
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.channel_watch import ChannelWatch
 from nsqtools.cli.running.consuming import Create
@@ -40,6 +37,8 @@ from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import format_duration
 
 if TYPE_CHECKING:
+    from nsqtools.archive.place import Place
+    from nsqtools.archive.table_writer import TablePlan
     from nsqtools.cli.render.documents import Ingested
     from nsqtools.spark.jobs.ingestion import IngestCounts, IngestPlaces, IngestRun, IngestSource
 
@@ -154,7 +153,12 @@ def check_input(archive: ArchiveInput, topics: TopicInput) -> None:
 
 def ingest(
     output: Annotated[
-        Any, place_opt("--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.")
+        Any,
+        place_opt(
+            "--output -o DIR",
+            "Directory or s3://BUCKET/PREFIX for Parquet or Delta; with {topic}, a Delta table for "
+            "each topic.",
+        ),
     ],
     checkpoint: Annotated[
         Any, place_opt("--checkpoint DIR", "Where the stream records its progress.")
@@ -181,9 +185,7 @@ def ingest(
         "FILE", "Write counts, rate and lag here, as Prometheus text.", MONITORING
     ),
     json: Json = False,
-    bodies: ColumnsChoice,
-    fail_on_misfit: FailOnMisfit = False,
-    dead_letter_file: DeadLetterPath = None,
+    bodies: BodyOptions,
     connection: ConsumerConnection,
     spark: SparkChoice,
     runtime: Session,
@@ -200,30 +202,22 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.archive.table_places import TOPIC as TOPIC_TOKEN
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.jobs.ingestion import IngestPlaces, IngestRun
 
-    if TOPIC_TOKEN in str(output):
-        raise ConfigurationError(
-            "nsq spark ingest writes one table",
-            hint="Run it once for each topic, or use nsq to-file --store with "
-            "--upload 'PLACE/{topic}'.",
-        )
     if once and trigger is not None:
         runtime.info("nsq: --trigger has no effect with --once")
-    columns = Bodies(bodies.body, bodies.fields(needed=True))
-    is_delta = format is TableFormat.delta
-    if dead_letter_file is not None and not is_delta:
-        raise ConfigurationError(
-            "nsq spark ingest --dead-letter-file needs --format delta",
-            hint="In Parquet, query the rows whose _error is not null.",
-        )
-    letters = check_dead_letters(dead_letter_file, bodies.body)
-    places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, is_delta, letters)
+    check_input(archive, topics)
+    plan = None
+    if format is TableFormat.delta:
+        plan = _plan_tables(output, bodies, archive, topics, runtime)
+        output = place(plan.base)
+    else:
+        _refuse_options_of_delta(output, bodies)
+    columns = Bodies(bodies.body, bodies.fields(needed=plan is None))
+    places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, plan)
     options = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     options["failOnDataLoss"] = str(fail_on_data_loss).lower()
-    check_input(archive, topics)
     if archive.archive_dir is None:
         source = topics.source(places, options, connection, runtime)
     else:
@@ -244,8 +238,45 @@ def ingest(
         with stop_on_signals(run.stop) as signals:
             run.follow(query)
     return signals.status(
-        otherwise=report_ingestion(runtime, run, json=json, fail_on_misfit=fail_on_misfit)
+        otherwise=report_ingestion(runtime, run, json=json, fails=bodies.fail_on_misfit)
     )
+
+
+def _plan_tables(
+    output: Place, bodies: BodyOptions, archive: ArchiveInput, topics: TopicInput, runtime: Runtime
+) -> TablePlan:
+    """Return the plan of Delta tables. Raises `NsqError`."""
+
+    def have_many_topics() -> bool:
+        from nsqtools.archive.finding import find_archives
+        from nsqtools.archive.table import have_many_topics
+
+        if archive.archive_dir is None:
+            return topics.topic_pattern is not None or len(set(topics.topic or ())) > 1
+        return have_many_topics(find_archives([str(archive.archive_dir)]), lambda file: None)
+
+    return bodies.plan(
+        str(output.absolute()),
+        "",
+        {},
+        is_delta=True,
+        has_many_topics=have_many_topics,
+        info=runtime.info,
+        option="--format",
+    )
+
+
+def _refuse_options_of_delta(output: Place, bodies: BodyOptions) -> None:
+    """Raise `ConfigurationError` for options that need a Delta table."""
+    from nsqtools.archive.table_places import TOPIC as TOPIC_TOKEN
+
+    is_set = {
+        f"{TOPIC_TOKEN} in --output": TOPIC_TOKEN in str(output),
+        "--partition-by": bool(bodies.partition_by),
+        "--dead-letter-file": bodies.dead_letter_file is not None,
+    }
+    for name in filter(is_set.get, is_set):
+        raise ConfigurationError(f"{name} needs --format delta", hint="Add --format delta.")
 
 
 def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:
@@ -266,9 +297,7 @@ def progress_text(counts: IngestCounts) -> str:
     return text
 
 
-def report_ingestion(
-    runtime: Runtime, run: IngestRun, *, json: bool, fail_on_misfit: bool
-) -> ExitStatus:
+def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool, fails: bool) -> ExitStatus:
     """Print the counts and the damage of a run; return the exit status."""
     counts, damages = run.counts, run.new_damages()
     status = report_damages(runtime, damages).status
@@ -278,11 +307,11 @@ def report_ingestion(
             "batches": counts.batches,
             "body_bytes": counts.body_bytes,
             "misfits": counts.misfits,
+            "fields_without_column": len(counts.without_column),
             "rows_behind": counts.rows_behind,
             "damages": len(damages),
         }
         write_json(runtime, document, indent=2)
-    if counts.misfits:
-        runtime.info(f"nsq: {counts.misfits} bodies did not fit their columns: _error says why")
+    unfit = report_unfit(runtime, counts.misfits, counts.without_column, fails=fails)
     runtime.info(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
-    return status or (ExitStatus.PARTLY_DONE if fail_on_misfit and counts.misfits else status)
+    return status or unfit

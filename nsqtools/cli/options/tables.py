@@ -118,7 +118,7 @@ class BodyOptions(ColumnsChoice):
     partition_by: list[str] | None = opt(
         "BY",
         "Partitions of tables below topic and date: hour, or a field of JSON bodies (.country). "
-        "Of file names: whose time <PARTITION> is, arrival (default) or message.",
+        "Of file names: whose time the partition is, arrival (default) or message.",
     )
     fail_on_misfit: FailOnMisfit = False
     dead_letter_file: DeadLetterPath = None
@@ -132,10 +132,11 @@ class BodyOptions(ColumnsChoice):
         is_delta: bool,
         has_many_topics: Callable[[], bool],
         info: Callable[[str], None],
+        option: str = "--store",
     ) -> TablePlan:
         """Return the plan of the table, or of the tables of topics, which ``info`` reports.
 
-        Raises `NsqError` for contradicting options.
+        ``option`` chooses between Parquet and Delta. Raises `NsqError` for contradicting options.
         """
         from nsqtools.archive.table_writer import TablePlan
 
@@ -153,7 +154,7 @@ class BodyOptions(ColumnsChoice):
         plan = TablePlan(
             chosen, is_delta, host, self.body, fields, columns, dict(settings), letters
         )
-        plan.check()
+        plan.check(option)
         return plan
 
 

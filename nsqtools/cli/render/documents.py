@@ -456,6 +456,7 @@ class Ingested(TypedDict):
     batches: Annotated[int, "Batches that ended."]
     body_bytes: Annotated[int, "Bytes of the bodies ingested."]
     misfits: Annotated[int, "Bodies that did not fit their columns."]
+    fields_without_column: Annotated[int, "Fields that could not get a column."]
     rows_behind: Annotated[int, "Messages that wait in the archive or the spool."]
     damages: Annotated[int, "Places in archives that could not be read, reported in this run."]
 

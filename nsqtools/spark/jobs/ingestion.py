@@ -16,15 +16,7 @@ Trap: when this process is killed, its JVM survives it for a moment and may stil
 The files of that batch are no leftovers yet. So the JVM inherits the lock of the checkpoint, which
 is released only when both have ended.
 
-A message may occur again in a later batch, because two archivers consumed it or nsqd redelivered it
-after a crash. It then has the same identity and time of publishing. For a Delta table, a batch is
-compared with the files that may contain its topics, days and times, according to Delta's statistics
-of each file. New messages are appended in one atomic commit. This is an insert-only merge; as an
-append it does not conflict with other writers.
-
-The commit carries the number of the batch. Spark repeats a batch after a crash between the commits
-of the table and of the checkpoint. Delta ignores the repetition, including bare bodies, which have
-no identity. As with Delta's own sink, a query is named by the id in its checkpoint.
+Delta tables have no leftovers: see `table_sink`.
 """
 
 from __future__ import annotations
@@ -37,35 +29,29 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nsqtools.archive.body_columns import ERROR
-from nsqtools.archive.catalog import DAY_NS, PARTITIONS
-from nsqtools.archive.columns import IDENTITY
-from nsqtools.archive.dead_letters import dead_letter
-from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, refuse_other_form
+from nsqtools.archive.catalog import DAY_NS
+from nsqtools.archive.delta import INGESTED, SINK_LOG, refuse_other_form
 from nsqtools.archive.finding import committed_names
-from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_errors
-from nsqtools.archive.slices import prepare_table
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.client.change_log import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.line_file import LineFile
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
-from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
+from nsqtools.spark.jobs.table_sink import NOTE, TableSink, last_number, query_id
+from nsqtools.spark.pyspark_internals import struct_of
 
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
-NOTE = "nsq-ingest-table.json"  # The number of the last commit to a Delta table.
 BEGUN, COMMITS = "offsets", "commits"  # Spark's logs of the batches that began, and that ended.
 
 
@@ -85,17 +71,22 @@ class IngestMark:
 
 
 class IngestPlaces(NamedTuple):
-    """The places of a query, and its format: columns for bodies, Parquet or Delta.
+    """The places of a query, its columns for bodies, and the plan of Delta tables.
 
-    ``dead_letters`` is the path of a file on the driver, which copies of the messages that do not
-    fit are appended to.
+    Without a ``plan`` the output is Parquet, which Spark's own sink writes. With tables of topics
+    the output is the folder above them.
     """
 
     output: Place
     checkpoint: Place
     bodies: Bodies = BYTES
-    is_delta: bool = False
-    dead_letters: str = ""
+    plan: TablePlan | None = None
+
+    @property
+    def source_bodies(self) -> Bodies:
+        """The columns of bodies in the source: the sink of Delta tables adds those of fields."""
+        is_text = self.plan is not None and self.bodies.kind is not BodyKind.binary
+        return Bodies(BodyKind.string) if is_text else self.bodies
 
     @property
     def damage(self) -> Place:
@@ -160,6 +151,9 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
         if not mark.body and bodies.kind is not BodyKind.json:
             return places._replace(bodies=BYTES)
         _refuse_other_bodies(mark, bodies)
+        # A table decides on its columns itself.
+        if places.plan is None:
+            _refuse_other_fields(mark, bodies)
         if bodies.fields != mark.fields:  # The user added fields, which is allowed.
             mark = replace(mark, fields=bodies.fields)
             checkpoint.put(CHECKPOINT_MARK, _encode_mark(mark))
@@ -167,13 +161,16 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
 
 
 def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
-    """Refuse columns whose types differ from those of the output."""
     kind = mark.body or BodyKind.binary.value
     if bodies.kind.value != kind:
         raise ConfigurationError(
             f"bodies in {mark.output} are {kind}, not {bodies.kind.value}",
             hint=f"Continue with --body {kind}, or give a new output and a new checkpoint.",
         )
+
+
+def _refuse_other_fields(mark: IngestMark, bodies: Bodies) -> None:
+    """Refuse columns whose types differ from those of the output."""
     output_fields, fields = (
         schema["properties"] if schema else {} for schema in (mark.fields, bodies.fields)
     )
@@ -230,17 +227,15 @@ def refuse_older(places: IngestPlaces) -> None:
     Raises `ConfigurationError`, `OutputError` and ``OSError``.
     """
     output, checkpoint = (place.absolute() for place in places[:2])
-    refuse_other_form(output, "--format", is_delta=places.is_delta)
+    if places.plan is None or not places.plan.is_by_topic:
+        refuse_other_form(output, "--format", is_delta=places.plan is not None)
     # The checkpoint records that a batch begins before the output has it, and that it ended after.
     begun, ended = _last_batch(checkpoint, BEGUN), _last_batch(checkpoint, COMMITS)
     written = _last_batch(output, SINK_LOG)
-    if places.is_delta:
+    if places.plan is not None:
         # Numbers of commits begin at 1, and batches without new messages have no commit.
-        table, ended = DeltaCatalog(str(places.output)), (checkpoint.read_json(NOTE) or 0) - 1
-        written = -1
-        if table.exists():
-            table.check_writable()
-            written = table.number_of(_query_id(checkpoint)) - 1
+        ended = (checkpoint.read_json(NOTE) or 0) - 1
+        written = last_number(places.plan, query_id(checkpoint)) - 1
     if ended <= written <= begun:
         return
     older, newer = places[:2] if written < ended else (places.checkpoint, places.output)
@@ -248,11 +243,6 @@ def refuse_older(places: IngestPlaces) -> None:
         f"{older} is older than {newer}: messages would be missing",
         hint="Restore both to the same point in time, or give a new checkpoint and a new output.",
     )
-
-
-def _query_id(checkpoint: Place) -> str:
-    """Return the id of a checkpoint's query, "" before its first start."""
-    return str((checkpoint.read_json("metadata") or {"id": ""})["id"])
 
 
 def _last_batch(place: Place, log: str) -> int:
@@ -276,7 +266,7 @@ def remove_leftovers(places: IngestPlaces) -> None:
             # Spark refuses to begin if a kill left a temporary file of the first batch.
             for entry in list(checkpoint.list(BEGUN)):
                 checkpoint.delete(entry.name)
-        if places.is_delta:  # Every reader of a Delta table follows its log.
+        if places.plan is not None:  # Every reader of a Delta table follows its log.
             return
         place = places.output.absolute()
         names = [entry.name for entry in place.list()]
@@ -308,14 +298,15 @@ class IngestSource(NamedTuple):
 class IngestCounts:
     """The counts of a run.
 
-    ``lag_s`` is the age of the newest message at the end of its batch. ``rows_behind`` are waiting
-    in the archive or the spool.
+    ``without_column`` has the fields that could not get a column. ``lag_s`` is the age of the
+    newest message at the end of its batch. ``rows_behind`` are waiting in the archive or the spool.
     """
 
     rows: int = 0
     batches: int = 0
     body_bytes: int = 0
     misfits: int = 0
+    without_column: Collection[str] = ()
     rows_per_s: float = 0.0
     lag_s: float | None = None
     rows_behind: int = 0
@@ -359,6 +350,7 @@ class IngestRun:
     on_poll: Callable[[IngestCounts], object] = lambda counts: None
     counts: IngestCounts = field(default_factory=IngestCounts)
     _lock: PlaceLock | None = None
+    _sink: TableSink | None = None
     _reported: Collection[ArchiveDamage] = ()
     _stop: threading.Event = field(default_factory=threading.Event)
     _last_batch: int = -1
@@ -377,10 +369,11 @@ class IngestRun:
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the query. The places must be locked."""
-        columns = struct_of(self.places.bodies.message_schema())
-        options = {**self.source.options, **self.places.bodies.options()}
+        source_bodies, plan = self.places.source_bodies, self.places.plan
+        columns = struct_of(source_bodies.message_schema())
+        options = {**self.source.options, **source_bodies.options()}
         stream = spark.readStream.schema(columns).options(**options).format(self.source.format)
-        rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
+        rows = stream.load()
         bodies = [name for name in ("body", "body_bytes") if name in columns.names]
         misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
         rows = rows.observe(
@@ -390,9 +383,14 @@ class IngestRun:
             F.max("ts_ns").alias("newest_ns"),
             F.count(misfits).alias("misfits"),
         )
+        if plan is None:
+            rows = rows.withColumn("date", F.expr(DATE_IN_UTC))
         writer = rows.writeStream.option("checkpointLocation", self.places.checkpoint.hadoop_url)
-        if self.places.is_delta:
-            writer = writer.foreachBatch(DeltaSink(self.places))
+        if plan is not None:
+            # The kind of bodies may be that of an earlier version.
+            plan = replace(plan, body=self.places.bodies.kind)
+            self._sink = TableSink(plan, self.places.checkpoint)
+            writer = writer.foreachBatch(self._sink)
         else:
             writer = writer.format("parquet").partitionBy("topic", "date")
             writer = writer.option("compression", "zstd")
@@ -462,6 +460,9 @@ class IngestRun:
         self.counts.rows += metrics["rows"]
         self.counts.body_bytes += metrics["body_bytes"] or 0
         self.counts.misfits += metrics["misfits"]
+        if self._sink is not None:
+            self.counts.misfits = self._sink.misfits
+            self.counts.without_column = self._sink.without_column
         self.counts.batches += 1
         duration_ms = progress["durationMs"].get("triggerExecution", 0)
         self.counts.rows_per_s = metrics["rows"] * 1000 / duration_ms if duration_ms else 0.0
@@ -476,71 +477,3 @@ def _parse_lag(latest: Any) -> dict[str, Any]:
     """Return the lag that the source reports as its latest offset, which Spark has as JSON."""
     document = json.loads(latest) if isinstance(latest, str) else latest
     return document if isinstance(document, dict) else {}
-
-
-# A task writes the files of a few partitions one after the other. More tasks than this would mostly
-# cost scheduling, as a batch has at most a million rows by default.
-MAX_TASKS = 64
-LETTERS_PER_APPEND = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSink:
-    """Appends the new messages of each batch to a Delta table, for ``foreachBatch``."""
-
-    places: IngestPlaces
-
-    def __call__(self, batch: DataFrame, number: int) -> None:
-        """Append the new messages of a batch. Raises Spark's errors and `NsqError`."""
-        output, bodies = str(self.places.output), self.places.bodies
-        table, checkpoint = DeltaCatalog(output), self.places.checkpoint
-        query = _query_id(checkpoint)
-        prepare_table(table, bodies.message_schema(), bodies.kind)
-        if table.number_of(query) > number:
-            return
-        # The batch is evaluated twice, but its metrics must be counted once.
-        cached = batch.persist()
-        try:
-            first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
-            if partitions := cached.groupBy(*PARTITIONS).agg(first, last).collect():
-                rows = self._new_rows(cached, partitions)
-                if self.places.dead_letters:
-                    misfits = rows.where(F.col(ERROR).isNotNull()).toLocalIterator()
-                    file = LineFile(Path(self.places.dead_letters))
-                    while letters := [
-                        dead_letter(row.asDict(), row.topic or "")
-                        for row in islice(misfits, LETTERS_PER_APPEND)
-                    ]:
-                        file.append(b"".join(letters))
-                shuffled = rows.repartition(min(len(partitions), MAX_TASKS), *PARTITIONS)
-                writer = shuffled.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
-                writer = writer.options(app=query, number=str(number + 1))
-                writer.mode("append").save(output)
-                checkpoint.put(NOTE, b"%d" % (number + 1))
-        finally:
-            cached.unpersist()
-
-    def _new_rows(self, rows: DataFrame, partitions: list[Row]) -> DataFrame:
-        """Return the rows to append; ``partitions`` are their topics, dates and ranges of time."""
-        named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
-        named = named.dropDuplicates(list(IDENTITY))
-        ranges = {
-            (str(row.topic), str(row.date)): TimeRange(row.first_ns, row.last_ns + 1)
-            for row in partitions
-            if row.first_ns is not None
-        }
-        paths = [
-            file.path
-            for file in DeltaCatalog(str(self.places.output)).files()
-            if (within := ranges.get((str(file.partition["topic"]), str(file.partition["date"]))))
-            and (file.min_ts_ns is None or within.overlaps(file.min_ts_ns, file.max_ts_ns or 0))
-        ]
-        if paths:
-            root = self.places.output.hadoop_url
-            reader = rows.sparkSession.read.option("basePath", root).option(GLOB_PATHS, value=False)
-            written = reader.schema("topic string, nsqd string, id string").parquet(
-                *(f"{root}/{path}" for path in paths)
-            )
-            named = named.join(written, list(IDENTITY), "left_anti")
-        # Unlike `select`, `to` needs no quotes for names with a dot.
-        return named.unionByName(bare).to(rows.schema)

@@ -19,6 +19,7 @@ from plugins.daemons import GoNsqd
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
+from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode_dead_letter
@@ -210,15 +211,15 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
         nsqd.create_topic(topic)
         nsqd.publish(topic, b"no JSON", *(b'{"n": %d, "x": 1, "a.b": 2}' % n for n in range(20)))
     place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
-    command = ["ingest", "--once", "--json", "--body", "json", "--schema", schema, *place]
+    command = ["ingest", "--once", "--json", "--body", "json", *place]
     command += ["--max-rows-per-trigger", 25]
 
     for format, topics, chosen in (
-        ("parquet", ["clicks", "views"], ["-t", "clicks", "-t", "views"]),
+        ("parquet", ["clicks", "views"], ["-t", "clicks", "-t", "views", "--schema", schema]),
         (
             "delta",
             ["web_a", "web_b"],
-            ["--topic-pattern", "^web_", "--dead-letter-file", letters],
+            ["--topic-pattern", "^web_", "--dead-letter-file", letters, "--partition-by", "hour"],
         ),
     ):
         lake, out = tmp_path / format, tmp_path / "compacted"
@@ -235,6 +236,10 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
         found = run_spark("sql", f"{query} order by 1", lake, "--json")
         assert [json.loads(line) for line in found.out.splitlines()] == rows
 
+    assert f"nsq: each topic has its own table and columns: {lake}/{{topic}}" in taken.err
+    assert [DeltaCatalog(str(lake / topic)).partition_columns for topic in topics] == [
+        ["topic", "date", "hour"]
+    ] * 2
     errors = [decode_dead_letter(line) for line in letters.read_bytes().splitlines()]
     assert sorted((message.topic, message.body, error) for message, error in errors) == [
         (topic, b"no JSON", "it is not JSON") for topic in topics

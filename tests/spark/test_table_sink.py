@@ -1,0 +1,140 @@
+"""The sink of ``nsq spark ingest --format delta``, whose tasks run here in place of Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from nsqtools.archive.columns import message_schema
+from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.parquet import read
+from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.table import Tables
+from nsqtools.archive.table_writer import TablePlan
+from nsqtools.records.envelope import BodyKind, decode_dead_letter
+from nsqtools.spark.jobs.table_sink import TableSink, last_number
+from nsqtools.spark.table_format import TableFiles, decode_plan
+
+TS_NS = 1_790_000_000_000_000_000
+
+
+class Batch:
+    """A batch of a stream, and what Spark would do with it: one task for each topic."""
+
+    def __init__(self, **topics: dict[int, str]) -> None:
+        self.tasks = [rows_of(topic, bodies) for topic, bodies in topics.items()]
+        self.sparkSession = self.sparkContext = self.write = self
+        self.defaultParallelism = 2
+
+    def repartition(self, number: int, column: str) -> Batch:
+        assert (number, column) == (2, "topic")
+        return self
+
+    format = mode = lambda self, name: self
+
+    def options(self, plan: str, result: str) -> Batch:
+        self.writer = TableFiles(decode_plan(plan), result)
+        return self
+
+    def save(self) -> None:
+        self.writer.commit([self.writer.write(iter([task])) for task in self.tasks])
+
+
+def rows_of(topic: str, bodies: dict[int, str]) -> pyarrow.RecordBatch:
+    """Messages by their numbers; those below 0 have no id."""
+    rows = [
+        {"topic": topic, "nsqd": "n:1", "id": f"{number:016x}", "ts_ns": TS_NS + number}
+        | {"attempts": 1, "body": body}
+        | ({"nsqd": None, "id": None, "ts_ns": None} if number < 0 else {})
+        for number, body in bodies.items()
+    ]
+    return pyarrow.RecordBatch.from_pylist(rows, message_schema())
+
+
+def content(table: Path) -> list[tuple[Any, ...]]:
+    """The bodies in a table, with the values of its column ``v``."""
+    rows = [
+        row
+        for file in find_archives([str(table)])
+        for batch in read(Path(file.shown), ["body", "v", "_error"])
+        for row in batch.to_pylist()
+    ]
+    values = [(row["body"], row.get("v"), row.get("_error")) for row in rows]
+    return sorted(values, key=lambda value: value[0])
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "cp").mkdir()
+    (tmp_path / "cp" / "metadata").write_text('{"id": "query"}')
+    return tmp_path / "cp"
+
+
+def sink_for(url: object, checkpoint: Path, **options: Any) -> TableSink:
+    plan = TablePlan(str(url), True, "", BodyKind.json, **options)
+    return TableSink(plan, parse_place(str(checkpoint)))
+
+
+def test_a_batch_is_in_each_table_once_after_a_kill_between_two_commits(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = tmp_path / "lake"
+    url = lake / "{topic}"
+    batches: list[Any] = [
+        Batch(a={0: '{"v": 1}', -1: "bare"}, b={0: '{"v": "x"}'}),
+        Batch(a={1: '{"v": 2}', 0: '{"v": 1}', -1: "bare"}, b={1: '{"v": "y"}'}),
+    ]
+    sink_for(url, checkpoint)(batches[0], 0)
+    commit = DeltaCatalog.commit
+
+    def killed(self: DeltaCatalog, *arguments: Any, **options: Any) -> bool:
+        if str(self.storage).endswith("/b"):
+            raise KeyboardInterrupt
+        return commit(self, *arguments, **options)
+
+    monkeypatch.setattr(DeltaCatalog, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sink_for(url, checkpoint)(batches[1], 1)
+    monkeypatch.undo()
+    sink = sink_for(url, checkpoint)
+    assert last_number(sink.plan, "query") == 2
+    for _ in range(2):
+        sink(batches[1], 1)
+
+    bare = ("bare", None, "it is not JSON")
+    numbers = [('{"v": 1}', 1, None), ('{"v": 2}', 2, None)]
+    assert content(lake / "a") == [bare, bare, *numbers]
+    assert content(lake / "b") == [('{"v": "x"}', "x", None), ('{"v": "y"}', "y", None)]
+
+
+def test_a_batch_is_written_again_if_another_writer_gave_a_column_another_type(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, letters = tmp_path / "table", tmp_path / "dead.jsonl"
+    other, batch = Batch(a={5: '{"v": "text"}'}), Batch(a={0: '{"v": 1}', 1: '{"v": "x"}'})
+    others: list[Any] = [other]
+    sink = sink_for(table, checkpoint, dead_letters=str(letters))
+    evolve = Tables.evolve_schemas
+
+    def overtaken(self: Tables, schemas: Any) -> bool:
+        if others:
+            sink_for(table, tmp_path / "other")(others.pop(), 0)
+        return evolve(self, schemas)
+
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metadata").write_text('{"id": "other"}')
+    monkeypatch.setattr(Tables, "evolve_schemas", overtaken)
+    sink(batch, 0)
+
+    assert content(table) == [
+        ('{"v": "text"}', "text", None),
+        ('{"v": "x"}', "x", None),
+        ('{"v": 1}', None, "v is not string"),
+    ]
+    assert len(list(table.rglob("*.parquet"))) == 2
+    [(message, error)] = [decode_dead_letter(line) for line in letters.read_bytes().splitlines()]
+    assert (message.body, error, sink.misfits) == (b'{"v": 1}', "v is not string", 1)
