@@ -34,6 +34,7 @@ from plugins.spark import IVY, RunSpark
 from plugins.waiting import patience_s, wait_until
 from pyarrow import Table, parquet
 
+from nsqtools.archive.finding import find_archives
 from nsqtools.archive.place_url import parse_place
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.publishing.publish_task import BATCH_ROWS, MAX_OUTSTANDING
@@ -82,7 +83,7 @@ def test_ingestion_through_kills(
     in_background: Callable[..., Future[None]],
     tmp_path: Path,
 ) -> None:
-    """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver.
+    """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver (Delta).
 
     The JVM of that driver is halted, as if it were slow to end: until it has ended nobody else may
     take the files of its last batch for leftovers.
@@ -99,6 +100,7 @@ def test_ingestion_through_kills(
         output, checkpoint = str(lakes / name), str(lakes / f"{name}.checkpoint")
         commands[name] = ["spark", "ingest", *source, "-o", output, "--checkpoint", checkpoint]
         commands[name] += ["--max-rows-per-trigger", "300"]
+    commands[ARCHIVE] += ["--format", "delta"]
     started = ["--trigger", "0s", "--master", "local[2,4]"]
 
     def start(name: str) -> subprocess.Popen[bytes]:
@@ -140,7 +142,8 @@ def test_ingestion_through_kills(
     assert "another run writes to" in too_early.err
     for name, end in zip(commands, ends, strict=True):
         assert end.status == 0, end.err
-        check(map(parquet.read_table, (lakes / name).rglob("*.parquet")), messages)
+        files = find_archives([str(lakes / name)])
+        check((parquet.read_table(file.shown, partitioning=None) for file in files), messages)
 
 
 def kill_one(driver: subprocess.Popen[bytes], what: str) -> None:
