@@ -117,15 +117,16 @@ def read_text(
 
 
 def has_columns(archive: ArchiveFile, on_damage: OnDamage) -> bool:
-    """Return whether `read_columns` reads a file: a log in Arrow that has an index.
+    """Return whether `read_columns` reads a file: a log in Arrow whose index covers it.
 
     Raises the errors of `read_text`.
     """
-    codec = Codec.NONE
+    codec, is_covered = Codec.NONE, False
     if archive.members is not None:
         with _reporting_damage(archive, partial(on_damage, archive.shown)), archive.open() as file:
-            codec = codec_at(file)
-    return codec is Codec.ARROW
+            codec, size = codec_at(file), file.seek(0, os.SEEK_END)
+            is_covered = archive.is_in_progress or size <= end_of(archive.members)
+    return codec is Codec.ARROW and is_covered
 
 
 def read_columns(
@@ -137,11 +138,8 @@ def read_columns(
     """
     on_problem = partial(on_damage, archive.shown)
     with _reporting_damage(archive, on_problem), archive.open() as file:
-        members, size = archive.members or (), file.seek(0, os.SEEK_END)
-        for member in filter(within.may_contain, members):
+        for member in filter(within.may_contain, archive.members or ()):
             yield from read_member_columns(file, member, on_problem)
-        if not archive.is_in_progress and size > (end := end_of(members)):
-            on_problem(f"its index ends at byte {end} of {size}")
 
 
 def read_member_columns(

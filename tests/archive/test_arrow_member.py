@@ -109,6 +109,20 @@ def test_columns_are_those_of_the_lines(kind: BodyKind, tmp_path: Path) -> None:
         assert [row[name] for row in rows] == expected[name].to_pylist(), name
 
 
+def test_members_after_the_end_of_the_index_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.log.arrow"
+    file = PartFile(path, 0o640, arrow_members, 0.0, Head("f" * 32, 1))
+    file.append(encode_batch("clicks", "n:1", MESSAGES[:10]))
+    file.flush(file.end_member(10, 0, 0))
+    finish(path, Directories(tmp_path, tmp_path))
+    with path.open("ab") as log:
+        log.write(member(MESSAGES[10:]))
+
+    [archive] = find_archives([path])
+    batches = read_batches(archive, lambda *problem: pytest.fail(str(problem)))
+    assert sum(batch.num_rows for batch in batches) == len(MESSAGES)
+
+
 def test_a_large_delivery_becomes_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqtools.archive.arrow_member.MAX_BATCH_BYTES", 100)
     batches = unpack_columns(member(numbered(0, 100)))
