@@ -67,6 +67,9 @@ RESTART_DELAY_S = 0.1
 PAUSE_S = 1.0
 # Attempts that begin in one turn. Each takes 0.1 ms, and meanwhile no other connection is served.
 OPENINGS_PER_TURN = 50
+# Attempts at the same time on the I/O thread. An nsqd that does not respond holds a descriptor
+# until the timeout, and a process has 1,024 by default.
+MAX_OPENINGS = 256
 UPTIME_MARGIN_S = 1.0  # nsqd reports its start and its clock in whole seconds
 JITTER = 0.1  # largest share by which a delay is reduced
 # The system's generator: programs may seed the module's, and a fork copies its state.
@@ -308,9 +311,11 @@ class Dialer:
             self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
 
     def _open_next(self) -> None:
-        for _ in range(min(OPENINGS_PER_TURN, len(self._unopened))):
+        room = MAX_OPENINGS - len(self._openings)
+        for _ in range(min(OPENINGS_PER_TURN, room, len(self._unopened))):
             self._open(self._unopened.popleft())
-        if self._unopened:
+        # Otherwise the end of an attempt makes room.
+        if self._unopened and len(self._openings) < MAX_OPENINGS:
             self._loop.call_soon(self._open_next)
 
     def _open(self, address: Address) -> None:
@@ -347,12 +352,15 @@ class Dialer:
         return commands.subscribe(*self._subscription), identify_body(self._options)
 
     def _opened(self, address: Address, started_at: float, result: Result) -> None:
+        was_full = len(self._openings) == MAX_OPENINGS
         del self._openings[address]
         is_late = isinstance(result, DeadlineExceeded) and was_paused(started_at, self._options)
         if isinstance(result, NsqError) and (is_late or refuses_quick_flush(result, self._options)):
             self._open_on_thread(address)  # which tries again
         else:
             self._connected(address, result)
+        if was_full:
+            self._open_next()
 
     def _open_on_thread(self, address: Address, check: Callable[[], None] | None = None) -> None:
         is_announced, options = not self._known[address].is_direct, self._options
