@@ -38,7 +38,7 @@ from nsqtools.client.connection import (
     identify_body,
     max_attempt_s,
     open_connection,
-    refuses_quick_flush,
+    refuses_buffer_timeout,
 )
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.opening import Opening, can_open_on_loop
@@ -355,8 +355,8 @@ class Dialer:
         was_full = len(self._openings) == MAX_OPENINGS
         del self._openings[address]
         is_late = isinstance(result, DeadlineExceeded) and was_paused(started_at, self._options)
-        if isinstance(result, NsqError) and (is_late or refuses_quick_flush(result, self._options)):
-            self._open_on_thread(address)  # which tries again
+        if isinstance(result, NsqError) and (is_late or refuses_buffer_timeout(result)):
+            self._open_on_thread(address)  # which tries again, or says what to do
         else:
             self._connected(address, result)
         if was_full:

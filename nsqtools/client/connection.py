@@ -544,7 +544,7 @@ def open_connection(
     try:
         return _open_once(address, options, subscribe, identify_body(options), is_announced, check)
     except ServerError as exc:
-        if "output buffer timeout" not in exc.text:
+        if not refuses_buffer_timeout(exc):
             raise
         if options.output_buffer_timeout_s:
             raise ServerError(
@@ -592,10 +592,9 @@ def locate_protocol_error(error: ProtocolError, address: Address) -> ProtocolErr
     return ProtocolError(f"{address}: {error}", hint=error.hint)
 
 
-def refuses_quick_flush(error: NsqError, options: ClientOptions) -> bool:
-    """Return whether nsqd does not allow the output_buffer_timeout that the user did not set."""
-    is_refusal = isinstance(error, ServerError) and "output buffer timeout" in error.text
-    return is_refusal and not options.output_buffer_timeout_s
+def refuses_buffer_timeout(error: NsqError) -> bool:
+    """Return whether nsqd does not allow the output_buffer_timeout."""
+    return isinstance(error, ServerError) and "output buffer timeout" in error.text
 
 
 def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:

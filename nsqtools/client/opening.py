@@ -4,7 +4,7 @@ The socket calls of a thread release the interpreter's lock, and wait up to 5 ms
 handler computes. With eight threads, a thousand connections that were opened under load cost 2 ms
 of CPU each. On the I/O thread they cost a fifth of that, and none waits for another that hangs.
 
-What may block stays on the threads of `connecting`: the name of a host, the handshake of TLS, the
+What may block stays on the threads of `thread_pool`: the name of a host, the handshake of TLS, the
 file of a secret, and a check before SUB. So do compressed streams, of which a few bytes may expand
 to many.
 """
@@ -45,7 +45,8 @@ class Opening:
     ) -> None:
         """``commands`` are SUB, or nothing, and the body of IDENTIFY.
 
-        Raises `LookupError` for the name of a host, and `ConnectionFailed`."""
+        Raises ``LookupError`` for the name of a host, and `ConnectionFailed`.
+        """
         self._loop = loop
         self._address = address
         self._stream = begin_connecting(address, options.local_addr)

@@ -35,7 +35,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, errors
+from nsqtools import ClientOptions, Consumer, errors
 from nsqtools.client import connection
 from nsqtools.client.connection import MIN_HANDSHAKE_S, Connection, open_connection, tls_context
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
@@ -369,3 +369,12 @@ def test_a_refused_default_output_buffer_timeout_is_dropped(
         for _ in range(2):
             open_connection(address, ClientOptions()).close()
         assert caplog.text.count("using its own default") == 1
+
+
+def test_a_consumer_says_which_option_nsqd_refuses(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd("--min-output-buffer-timeout=100ms")
+    options = ClientOptions(output_buffer_timeout_s=0.025)
+    consumer = Consumer(TOPIC, "c", nsqd_tcp_addresses=[nsqd.tcp_address], options=options)
+    with pytest.raises(errors.ServerError, match="output_buffer_timeout is out of nsqd's bounds"):
+        consumer.start(fail_fast=True)
+    consumer.stop()
