@@ -371,13 +371,12 @@ def read_batches(
     Memory is bounded by `BATCH_TEXT` and one member, or one longer body. Raises the errors of
     `read_text`.
     """
-    schema = message_schema(kind)
-    if has_columns(archive, on_damage):
+    schema, form = message_schema(kind), form_of(archive)
+    if has_columns(archive, form, on_damage):
         for log_batch in _join(read_columns(archive, on_damage, within)):
             on_rows(log_batch.num_rows)
             yield from _selected(log_columns(log_batch, kind), schema, within, kind)
         return
-    form = form_of(archive)
     if form.foreign:
         on_damage(archive.shown, form.foreign)
         return

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from nsqtools.archive.members import CorruptError, Unpacker, codec_of, is_decodable
 from nsqtools.errors import NsqError
 from nsqtools.records.envelope import decode
+from nsqtools.records.naming import Codec
 
 HEAD_SIZE = 1 << 16
 """Bytes of text that decide the form."""
@@ -42,12 +43,14 @@ class LineKind(Enum):
 class FileForm(NamedTuple):
     """The form of a file; ``topic`` is that of the first message whose topic can be read.
 
-    ``foreign`` is the reason why it cannot be read, or empty.
+    ``foreign`` is the reason why it cannot be read, or empty. ``codec`` is that of the file,
+    where `reader.form_of` has read it.
     """
 
     kind: LineKind
     topic: str = ""
     foreign: str = ""
+    codec: Codec = Codec.NONE
 
 
 BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')

@@ -54,6 +54,7 @@ from nsqtools.archive.members import (
     Tally,
     Unpacker,
     codec_at,
+    codec_of,
     is_decodable,
     members_of,
     scan_file,
@@ -116,17 +117,17 @@ def read_text(
             yield from _read_tail(file, min(end, size), codec, on_problem)
 
 
-def has_columns(archive: ArchiveFile, on_damage: OnDamage) -> bool:
+def has_columns(archive: ArchiveFile, form: FileForm, on_damage: OnDamage) -> bool:
     """Return whether `read_columns` reads a file: a log in Arrow whose index covers it.
 
     Raises the errors of `read_text`.
     """
-    codec, is_covered = Codec.NONE, False
-    if archive.members is not None:
-        with _reporting_damage(archive, partial(on_damage, archive.shown)), archive.open() as file:
-            codec, size = codec_at(file), file.seek(0, os.SEEK_END)
-            is_covered = archive.is_in_progress or size <= end_of(archive.members)
-    return codec is Codec.ARROW and is_covered
+    if form.codec is not Codec.ARROW or archive.members is None:
+        return False
+    size = 0
+    with _reporting_damage(archive, partial(on_damage, archive.shown)), archive.open() as file:
+        size = file.seek(0, os.SEEK_END)
+    return archive.is_in_progress or size <= end_of(archive.members)
 
 
 def read_columns(
@@ -285,15 +286,16 @@ def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: No
     has_index = archive.members is not None
     with _reporting_damage(archive, lambda problem: None), archive.open() as file:
         beginning = file.read(HEAD_SIZE)
+    codec = codec_of(beginning)
     form = form_of_text(text_of(beginning), has_index=has_index)
     if form.kind is LineKind.messages or form.foreign:
-        return form
+        return form._replace(codec=codec)
     # The beginning may be damaged, so more of the file is read.
     for text in read_text(archive, on_damage):
         head = (head + text).lstrip(b"\0")
         if len(head) >= HEAD_SIZE and (b"\n" in head or len(head) > BATCH_TEXT):
             break
-    return form_of_text(head, has_index=has_index)
+    return form_of_text(head, has_index=has_index)._replace(codec=codec)
 
 
 def bare_files(archives: Iterable[ArchiveFile]) -> list[ArchiveFile]:

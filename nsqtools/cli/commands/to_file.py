@@ -241,7 +241,7 @@ class ArchiveOptions(OptionSet):
                 "--format arrow cannot be compressed",
                 hint="The logs are removed once they are in the table; or give --format jsonl.",
             )
-        # Who wants compressed logs has little room on the disk.
+        # Compressed logs are for small disks, and logs in Arrow take more room than those.
         is_arrow = is_table and not codec.is_compressed
         return self.format or (FileFormat.arrow if is_arrow else FileFormat.jsonl)
 
