@@ -90,15 +90,11 @@ class AuthDaemon:
             is_tls = self._certificate is not None
             filter_api = FilterApi(self._authority, self._audit, self._upstream, is_tls=is_tls)
             servers.append(self._server(filter_api.handlers(), self._filter_listener))
-        await serve_until(self._stopped, servers, on_turn, self._refresh)
+        refresh = self._authority.refresh
+        await serve_until(self._stopped, servers, on_turn, refresh, self._certificate)
         if self._upstream is not None:
             self._upstream.close()
 
     def _server(self, handlers: Handlers, listener: socket.socket) -> HTTPServer:
         tls = self._certificate.get() if self._certificate else None
         return HTTPServer(make_api(handlers), listener, tls, LIMITS)
-
-    def _refresh(self) -> None:
-        self._authority.refresh()
-        if self._certificate is not None:
-            self._certificate.get()

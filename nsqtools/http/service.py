@@ -30,6 +30,9 @@ from nsqtools.files.durable import replace_file
 from nsqtools.records.prometheus import Metric, encode_metrics
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from nsqtools.files.opening import ReloadedValue
     from nsqtools.http.http_server import HTTPServer
 
 log = logging.getLogger("nsqtools")
@@ -190,11 +193,13 @@ async def serve_until(
     servers: Sequence[HTTPServer],
     on_turn: Callable[[], None],
     renew: Callable[[], object],
+    certificate: ReloadedValue[SSLContext] | None,
 ) -> None:
     """Serve until the event is set.
 
     Every second ``on_turn`` is called on the serving loop, and ``renew`` on a thread: it reads
-    files, which may take time.
+    files, which may take time. A new ``certificate`` is read on the loop, because a handshake fails
+    that begins between the certificate and its key.
     """
     import asyncio
 
@@ -206,6 +211,8 @@ async def serve_until(
     is_stopped = False
     while not is_stopped:
         on_turn()
+        if certificate is not None:
+            certificate.get()
         await asyncio.to_thread(renew)
         is_stopped = await asyncio.to_thread(stopped.wait, TURN_S)
     for server in servers:

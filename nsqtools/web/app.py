@@ -439,11 +439,9 @@ class WebServer:
     async def _run(self, on_tick: Callable[[], None]) -> None:
         tls = self._certificate.get() if self._certificate else None
         server = HTTPServer(self._console, self._listener, tls, LIMITS)
-        await serve_until(self._stopped, [server], on_tick, self._maintain)
+        await serve_until(self._stopped, [server], on_tick, self._maintain, self._certificate)
 
     def _maintain(self) -> None:
-        if self._certificate is not None:
-            self._certificate.get()
         self._context.identities.refresh()
         self._console.drop_unused_views()
 
