@@ -317,17 +317,23 @@ def _join(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatc
     rows = size = 0
     for batch in batches:
         if pending and (rows + batch.num_rows > JSON_BATCH_ROWS or size > BATCH_TEXT):
-            yield _joined(pending)
+            yield joined(pending)
             pending, rows, size = [], 0, 0
         pending.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
     if pending:
-        yield _joined(pending)
+        yield joined(pending)
 
 
-def _joined(batches: list[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
-    return batches[0] if len(batches) == 1 else pyarrow.concat_batches(batches)
+def joined(batches: list[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
+    """Return one record batch with the rows of all, of which there is at least one."""
+    if len(batches) == 1:
+        return batches[0]
+    # The concat_batches of pyarrow needs version 19, and pyproject.toml allows 18.
+    columns = [batch.columns for batch in batches]
+    arrays = [pyarrow.concat_arrays(same) for same in zip(*columns, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=batches[0].schema)
 
 
 def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:

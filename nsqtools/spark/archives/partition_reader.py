@@ -25,6 +25,7 @@ from nsqtools.archive.columns import (
     exact_columns,
     fast_columns,
     filtered_columns,
+    joined,
     log_columns,
     row_mask,
 )
@@ -260,7 +261,7 @@ class _Reader:
         self, batches: list[pyarrow.RecordBatch], positions: list[Any]
     ) -> Iterator[pyarrow.RecordBatch]:
         if batches:
-            columns = log_columns(pyarrow.concat_batches(batches), self._kind)
+            columns = log_columns(joined(batches), self._kind)
             yield from self._rows(columns, pyarrow.concat_arrays(positions))
 
     def _note(self, pos: int, problem: str) -> None:
