@@ -165,6 +165,8 @@ BESIDE_SPARK = Table(
         "full scan into Parquet in Spark": SCAN,
         "`nsq spark compact`": JOB,
         "`nsq archive compact`": JOB,
+        "the same in DuckDB, not verified": JOB,
+        "the same in Polars, not verified": JOB,
     },
     title="beside Spark's own",
 )
