@@ -14,7 +14,7 @@ if not hasattr(os, "register_at_fork"):  # before an import that would fail less
 from nsqtools import errors
 from nsqtools.errors import *  # noqa: F403
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:
