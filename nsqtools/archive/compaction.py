@@ -65,7 +65,7 @@ from nsqtools.archive.place import (
     translating_errors,
 )
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.replacements import LOCK, NOTES, finish_replacements, replace_files
+from nsqtools.archive.replacements import NOTES, locked, replace_files
 from nsqtools.archive.slices import (
     Job,
     JobResult,
@@ -334,16 +334,7 @@ class Compaction:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the output against other compactions, and remove drafts of a killed one."""
-        with self.output.lock(LOCK) as self._lock:
-            if not self.output.is_remote:
-                folder = self.output.path
-                if list(folder.glob("_staging/topic=*/date=*.replaced")):
-                    raise OutputError(
-                        f"an earlier version was killed while it replaced a day in {self.output}",
-                        hint="Run nsq spark compact of that version once: it puts the day back.",
-                    )
-            with translating_errors("use", self.output):
-                finish_replacements(self.output)
+        with locked(self.output) as self._lock:
             yield
 
     def run(self, run_jobs: RunJobs) -> None:

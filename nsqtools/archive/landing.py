@@ -41,12 +41,18 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from nsqtools.archive.body_schema import fields_of
-from nsqtools.archive.dead_letters import append_dead_letters
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.table import Tables
-from nsqtools.archive.table_writer import Draft, TablePlan, TableWriter, Unfit, parquet_stem
+from nsqtools.archive.table_writer import (
+    Draft,
+    TablePlan,
+    TableWriter,
+    Unfit,
+    append_dead_letters,
+    parquet_stem,
+)
 from nsqtools.archive.upload import (
     CLOSE_SIGNALED_S,
     NotUploadable,

@@ -24,7 +24,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from nsqtools.archive.layout import MANIFEST, hidden_name
-from nsqtools.archive.place import Place, translating_errors
+from nsqtools.archive.place import Place, PlaceLock, translating_errors
 from nsqtools.errors import OutputError
 
 NOTES = "_compaction"
@@ -45,12 +45,19 @@ class Staged:
 
 
 @contextmanager
-def locked(place: Place) -> Iterator[None]:
-    """Lock a table, and carry out what a killed run has committed. Raises `NsqError`."""
-    with place.lock(LOCK):
+def locked(place: Place) -> Iterator[PlaceLock]:
+    """Lock a table, carry out what a killed run has committed, and delete its other new files.
+
+    Raises `NsqError`.
+    """
+    with place.lock(LOCK) as lock:
         with translating_errors("use", place):
-            finish_replacements(place)
-        yield
+            for entry in place.children(REPLACING)[0]:
+                if (record := place.read_json(entry.name)) is not None:
+                    _carry_out(place, entry.name, record)
+            for entry in place.children(STAGING)[0]:
+                place.delete(entry.name)
+        yield lock
 
 
 def replace_files(
@@ -69,18 +76,6 @@ def replace_files(
     name = f"{REPLACING}/{sha256(data).hexdigest()[:32]}.json"
     place.put(name, data)
     _carry_out(place, name, record)
-
-
-def finish_replacements(place: Place) -> None:
-    """Carry out committed replacements of a killed run, and delete its other new files.
-
-    Raises ``OSError`` and `OutputError`.
-    """
-    for entry in place.children(REPLACING)[0]:
-        if (record := place.read_json(entry.name)) is not None:
-            _carry_out(place, entry.name, record)
-    for entry in place.children(STAGING)[0]:
-        place.delete(entry.name)
 
 
 def _carry_out(place: Place, record_name: str, record: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from pyarrow import parquet
 from nsqtools.archive.body_columns import FIELD, BodyColumns
 from nsqtools.archive.body_schema import fields_of, json_schema
 from nsqtools.archive.catalog import has_grown
-from nsqtools.archive.dead_letters import append_dead_letters
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile, is_metadata
 from nsqtools.archive.form import LineKind
@@ -37,6 +36,7 @@ from nsqtools.archive.table_writer import (
     TablePlan,
     TableWriter,
     Unfit,
+    append_dead_letters,
     parquet_stem,
     partition_token,
 )

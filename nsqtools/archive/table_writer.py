@@ -14,15 +14,17 @@ converted.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow
 from pyarrow import compute, types
@@ -42,7 +44,8 @@ from nsqtools.archive.slices import fit_to_schema
 from nsqtools.archive.table_places import TOPIC, refuse_inside_table, split_at_topic, url_of_topic
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
-from nsqtools.records.envelope import BodyKind
+from nsqtools.files.durable import LineFile, adding_path_to_errors
+from nsqtools.records.envelope import BodyKind, Envelope, encode_dead_letter
 
 HOUR_NS = 3_600 * 10**9
 # Each partition has an open file. Further partitions are written in another pass over the archive.
@@ -450,3 +453,42 @@ def parquet_stem(archive: ArchiveFile, host: str) -> str:
 def partition_token(archive: ArchiveFile) -> str:
     """Return the hash of the partition folder of a Parquet file."""
     return hash_path(str((archive.storage / archive.name).absolute().parent))
+
+
+# -- dead letters -------------------------------------------------------------------------------
+
+# Messages whose bodies did not fit the columns are in the table, with the reasons in ``_error``.
+# Copies in a file of dead letters are for ``nsq redrive``, after the schema or the publisher was
+# corrected. They are written before the messages are committed to the table, so a kill may repeat
+# them.
+_LETTER_COLUMNS = ("nsqd", "id", "ts_ns", "attempts", "body", "body_bytes", ERROR)
+
+
+def append_dead_letters(plan: TablePlan, drafts: Iterable[Draft]) -> None:
+    """Append the messages of new files with an error. Raises ``OSError`` and `OutputError`."""
+    for draft in drafts if plan.dead_letters else ():
+        append_dead_letters_of(plan, draft.file, Path(draft.path))
+
+
+def append_dead_letters_of(plan: TablePlan, file: TableFile, source: Path | BinaryIO) -> None:
+    """Append the messages of one file of a table. Raises as `append_dead_letters`."""
+    path, topic = Path(plan.dead_letters), file.partition["topic"] or ""
+    letters = LineFile(path)
+    for batch in read(source, _LETTER_COLUMNS):
+        if ERROR not in batch.schema.names:
+            continue
+        rows = batch.filter(compute.is_valid(batch[ERROR])).to_pylist()
+        if lines := b"".join(_dead_letter(row, topic) for row in rows):
+            with adding_path_to_errors(path):
+                letters.append(lines)
+
+
+def _dead_letter(row: Mapping[str, Any], topic: str) -> bytes:
+    """Return the line of a row of a table with an error."""
+    now_ns, text = time.time_ns(), row["body"]
+    body: bytes = row["body_bytes"] if text is None else text.encode()
+    # A bare body has no id, and each dead letter needs one.
+    id = row["id"] or hashlib.blake2s(body, digest_size=8).hexdigest()
+    nsqd, attempts = row["nsqd"] or "", row["attempts"] or 1
+    message = Envelope(topic, nsqd, id.encode(), row["ts_ns"] or now_ns, attempts, body)
+    return encode_dead_letter(topic, nsqd, message, error=row[ERROR], failed_at_ns=now_ns)

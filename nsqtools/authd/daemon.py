@@ -18,9 +18,8 @@ from nsqtools.authd.authority import Audit, Authority
 from nsqtools.authd.filter_api import FilterApi, Upstream
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError
-from nsqtools.http.certificate import server_certificate
 from nsqtools.http.http_server import Handlers, HTTPServer, Limits
-from nsqtools.http.listen import real_address
+from nsqtools.http.listen import real_address, server_certificate
 from nsqtools.http.service import serve_until
 
 LIMITS = Limits(idle_s=60.0, most_idle=2048, most_idle_of_one=512)

@@ -40,8 +40,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.authd.passwords import as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.go_regexp import compile_go_regexp
-from nsqtools.protocol.plain_regexp import Matches
+from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
 
 TOKEN_PREFIX = "sha256$"
 ANYTHING = ".*"

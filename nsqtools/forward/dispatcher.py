@@ -49,7 +49,7 @@ from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.files.line_file import LineFile
+from nsqtools.files.durable import LineFile
 from nsqtools.forward.parcel import (
     BatchingSink,
     Circuit,

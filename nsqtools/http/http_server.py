@@ -38,9 +38,15 @@ from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 import httptools
 
-from nsqtools.http.certificate import common_name_of
 from nsqtools.http.cross_site import cross_site_refusal
-from nsqtools.http.listen import accept, client_of, read_in_pieces, real_address, stop_listening
+from nsqtools.http.listen import (
+    accept,
+    client_of,
+    common_name_of,
+    read_in_pieces,
+    real_address,
+    stop_listening,
+)
 from nsqtools.http.loop_meter import page_in_steps
 from nsqtools.protocol.names import Address, is_valid_name
 from nsqtools.protocol.text import go_duration, go_json

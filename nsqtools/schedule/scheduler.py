@@ -24,7 +24,7 @@ from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import OutputError, PublishError, PublishRefused
-from nsqtools.files.line_file import LineFile
+from nsqtools.files.durable import LineFile
 from nsqtools.protocol.schedule_request import LATEST_NS
 from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.envelope import Envelope, encode_dead_letter

@@ -21,9 +21,8 @@ import httpx
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import adding_path_to_errors
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
-from nsqtools.protocol.go_regexp import compile_go_regexp
+from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
 from nsqtools.protocol.names import shown_url
-from nsqtools.protocol.plain_regexp import Matches
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import INT64, go_json, quote
 from nsqtools.server.client_connection import ClientConnection, Pause

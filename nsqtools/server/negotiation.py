@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass, replace
 
 from nsqtools.errors import ConfigurationError, ProtocolError
-from nsqtools.http.certificate import common_name_of
+from nsqtools.http.listen import common_name_of
 from nsqtools.protocol.commands import IdentifyReply, ReceivedIdentify
 from nsqtools.protocol.frames import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION

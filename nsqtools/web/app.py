@@ -41,8 +41,8 @@ from nsqtools.authd.views import visible_answer
 from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import NsqError
 from nsqtools.http import http_server
-from nsqtools.http.certificate import server_certificate
 from nsqtools.http.http_server import HTTPServer, Limits, StreamedResponse, plain_response
+from nsqtools.http.listen import server_certificate
 from nsqtools.http.service import serve_until
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of

@@ -70,7 +70,7 @@ lines = st.one_of(
         st.sampled_from([b"AAAA", b"AAA", b"A A=", b"", b"\xc3\xa9", b'", "body": "x']),
     ),
     st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"") + b"\n"),
-    # Values of the lengths that `uniform_lines` expects, and almost of them.
+    # Values of the lengths that `uniform_values` expects, and almost of them.
     st.builds(
         LINE_OF.__mod__,
         st.tuples(

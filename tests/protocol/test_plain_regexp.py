@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.protocol.go_regexp import compile_go_regexp
-from nsqtools.protocol.plain_regexp import compile_plain_regexp
+from nsqtools.protocol.go_regexp import compile_go_regexp, compile_plain_regexp
 
 ATOMS = ["a", "b", ".", r"\.", "-", "[ab]", "[^a]", "[a-c.]", "[]a]", r"\w", r"\D", r"[\d-]"]
 MARKS = ["(", "(?:", ")", "|", "*", "+", "?", "*?", "{2}", "{1,3}", "{0,}", "{3,2}", "^", "$"]

@@ -8,7 +8,7 @@ from plugins.cli import RunNsq
 from plugins.clients import bodies_in
 from plugins.servers import AnyNsqd
 
-from nsqtools.cli.options import scheduling
+from nsqtools.cli.commands import pub
 from nsqtools.protocol.names import parse_address
 from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC
 from nsqtools.records.units import parse_time
@@ -22,7 +22,7 @@ def test_pub_makes_a_request_of_each_message_and_warns_without_a_scheduler(
     nsqd = any_nsqd()
     tcp, http = parse_address(nsqd.tcp_address), parse_address(nsqd.http_address)
     # by convention HTTP is at the next port, which a test cannot count on
-    monkeypatch.setattr(scheduling, "HTTP_PORT_OFFSET", http.port - tcp.port)
+    monkeypatch.setattr(pub, "HTTP_PORT_OFFSET", http.port - tcp.port)
     words = ["pub", "-t", "orders", "--nsqd-tcp-address", nsqd.tcp_address, "--in", "36h"]
     before_ns = time.time_ns()
     result = run_nsq([*words, "one", "two"])

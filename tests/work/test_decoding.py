@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from nsqtools import Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.work import Decoding
-from nsqtools.work.decoding import make_decoder
+from nsqtools.work.handler import make_decoder
 
 NO_ANNOTATION = inspect.Parameter.empty
 

@@ -30,7 +30,7 @@ DeadLetterPath = Annotated[
 
 def check_dead_letters(path: Path | None, body: BodyKind) -> str:
     """Return the absolute path of a file of dead letters, "" without one. Raises `NsqError`."""
-    from nsqtools.files.line_file import LineFile
+    from nsqtools.files.durable import LineFile
 
     if path is None:
         return ""

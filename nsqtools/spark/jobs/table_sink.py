@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
-from nsqtools.archive.dead_letters import append_dead_letters_of
 from nsqtools.archive.landing import MAX_FIELDS_LOGGED
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.table import Tables
-from nsqtools.archive.table_writer import Draft, TablePlan, Unfit
+from nsqtools.archive.table_writer import Draft, TablePlan, Unfit, append_dead_letters_of
 from nsqtools.spark.table_format import RESULT, Written, decode_result, encode_plan
 
 log = logging.getLogger("nsqtools")
