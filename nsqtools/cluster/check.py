@@ -1,11 +1,11 @@
 """One diagnosis of a cluster for `nsq check`: two samples, the registrations and the previous run.
 
     state = None                              # or the state that the previous run returned
-    verdict = run_check(cluster, state, window_s=10.0, ...)
+    verdict = judge(collect_evidence(cluster, state, window_s=10.0, ...))
     verdict.problems, verdict.not_judged, verdict.state
 
-`run_check` collects `Evidence` from the daemons and passes it to each of `DETECTORS`, which do no
-input or output. `bundle_documents` collects what a colleague needs to help, without secrets.
+`collect_evidence` asks the daemons, and `judge` passes the `Evidence` to each of `DETECTORS`, which
+do no input or output. `bundle_documents` collects what a colleague needs to help, without secrets.
 """
 
 from __future__ import annotations
@@ -132,46 +132,10 @@ class Evidence:
         return bool(self.counts) and self.sample.time_s - self.counts[0][0] >= (self.max_age_s or 0)
 
 
-def run_check(
+def collect_evidence(
     cluster: Cluster,
     state: CheckState | None,
     *,
-    selection: SampleFilter,
-    window_s: float,
-    bounds: Bounds,
-    topology: Topology | None,
-    services: Sequence[str] = (),
-    lake: Lake = Lake(),  # noqa: B008 - it is immutable
-    stopped: threading.Event,
-) -> Verdict:
-    """Diagnose a cluster over ``window_s`` seconds; ``stopped`` ends that early.
-
-    ``topology`` is the state that the cluster should have. ``services`` are the HTTP addresses of
-    commands with /health. ``lake`` was measured in tables. Raises `NotFoundError` for a topic or
-    channel that no daemon has. A daemon that does not answer is a problem, not an error, and may
-    have what is named.
-    """
-    evidence = _collect(
-        cluster, state, selection, window_s, bounds, topology, services, lake, stopped
-    )
-    problems = [problem for detector in DETECTORS for problem in detector(evidence)]
-    # A channel that a topology names is reported once, as lacking.
-    lacking = {problem.queue for problem in problems if problem.fault is Fault.LACKING}
-    problems = [
-        problem
-        for problem in problems
-        if not (problem.fault is Fault.CHANNEL_MISSING and problem.queue in lacking)
-        and (not problem.topic or selection.has(*problem.queue))
-    ]
-    not_judged = tuple(_omissions(evidence))
-    next_state = _next_state(evidence, problems)
-    guarded = with_disk_guards(_with_last_counts(problems, next_state, evidence), evidence.sample)
-    return Verdict(tuple(sort_by_severity(guarded)), not_judged, evidence.sample, next_state)
-
-
-def _collect(
-    cluster: Cluster,
-    state: CheckState | None,
     selection: SampleFilter,
     window_s: float,
     bounds: Bounds,
@@ -180,6 +144,11 @@ def _collect(
     lake: Lake,
     stopped: threading.Event,
 ) -> Evidence:
+    """Ask the daemons of a cluster over ``window_s`` seconds; ``stopped`` ends that early.
+
+    ``topology`` is the state that the cluster should have. ``services`` are the HTTP addresses of
+    commands with /health. ``lake`` was measured in tables.
+    """
     sampler = Sampler(cluster, selection, required=False)
     first, first_s = sampler.sample(), time.monotonic()
     nodes: list[NodeStatus] = []
@@ -233,6 +202,27 @@ def _collect(
         lake=lake,
         counts=() if max_age_s is None else _append_counts(previous.counts, sample, max_age_s),
     )
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Diagnose a cluster.
+
+    Raises `NotFoundError` for a topic or channel that no daemon has. A daemon that does not answer
+    is a problem, not an error, and may have what is named.
+    """
+    problems = [problem for detector in DETECTORS for problem in detector(evidence)]
+    # A channel that a topology names is reported once, as lacking.
+    lacking = {problem.queue for problem in problems if problem.fault is Fault.LACKING}
+    problems = [
+        problem
+        for problem in problems
+        if not (problem.fault is Fault.CHANNEL_MISSING and problem.queue in lacking)
+        and (not problem.topic or evidence.selection.has(*problem.queue))
+    ]
+    not_judged = tuple(_omissions(evidence))
+    next_state = _next_state(evidence, problems)
+    guarded = with_disk_guards(_with_last_counts(problems, next_state, evidence), evidence.sample)
+    return Verdict(tuple(sort_by_severity(guarded)), not_judged, evidence.sample, next_state)
 
 
 def _try_announced_addresses(

@@ -104,7 +104,7 @@ def check(
         nsq check --lake s3://bucket/lake --lake /var/nsq --max-lake-age 1h
         nsq check --bundle cluster.tar.gz
     """
-    from nsqtools.cluster.check import run_check
+    from nsqtools.cluster.check import collect_evidence, judge
     from nsqtools.cluster.problems import Bounds
     from nsqtools.cluster.sampling import SampleFilter
 
@@ -118,7 +118,7 @@ def check(
     stopped = threading.Event()
     with cluster.open() as opened:
         with stop_on_signals(stopped.set) as signals:
-            verdict = run_check(
+            evidence = collect_evidence(
                 opened,
                 previous,
                 selection=SampleFilter(topic or (), channel or ()),
@@ -129,6 +129,7 @@ def check(
                 lake=tables,
                 stopped=stopped,
             )
+            verdict = judge(evidence)
         if signals.received is not None:
             return signals.status()
         problems = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
