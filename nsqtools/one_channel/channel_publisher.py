@@ -40,12 +40,13 @@ from nsqtools.errors import (
 )
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
+from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 from nsqtools.protocol.text import counted
 from nsqtools.publish.publisher import POLL_S, PublishBatch, Publisher, PublishOptions
 from nsqtools.records.envelope import MessageLike
-from nsqtools.server.job_nsqd import JobChannel, JobMessage
+from nsqtools.server.job_nsqd import JobChannel
 
 # nsqd writes 16 hexadecimal digits. The first is below 4 here: the database keeps an id as an
 # integer of 63 bits, next to row numbers that grow beyond the largest id.
@@ -237,11 +238,11 @@ class ChannelPublisher(Publisher):
         bodies: Sequence[bytes],
         origins: Sequence[MessageLike],
         stored_ids: Iterable[bytes],
-    ) -> Iterator[JobMessage]:
+    ) -> Iterator[WireMessage]:
         if not origins:
             now_ns = time.time_ns()
             for message_id, body in zip(self._nsqd.new_ids(len(bodies)), bodies, strict=True):
-                yield JobMessage(message_id, now_ns, body)
+                yield WireMessage(now_ns, 0, message_id, body)
             return
         used_ids = set(stored_ids)
         for body, origin in zip(bodies, origins, strict=True):
@@ -253,7 +254,7 @@ class ChannelPublisher(Publisher):
                     old_id = origin.id.decode("latin-1")
                     self._report(f"{queue}: message {old_id} is {message_id.decode()} here")
             used_ids.add(message_id)
-            yield JobMessage(message_id, origin.timestamp_ns, body)
+            yield WireMessage(origin.timestamp_ns, 0, message_id, body)
 
     def _different_input(self) -> ConfigurationError:
         return ConfigurationError(

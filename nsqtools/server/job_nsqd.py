@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from nsqtools.errors import ConfigurationError, ConnectionFailed, OutputError
-from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
+from nsqtools.protocol.frames import MIN_MESSAGE_SIZE, WireMessage
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, parse_address
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import Row
@@ -44,15 +44,6 @@ _CONNECT_S = 2.0
 _MAX_NOTE_BYTES = 1 << 20  # the note has about 60 bytes for each topic of the job
 
 R = TypeVar("R")
-
-
-class JobMessage(NamedTuple):
-    """A message to store; ``attempts`` counts the deliveries that it has had."""
-
-    id: bytes
-    timestamp_ns: int
-    body: bytes
-    attempts: int = 0
 
 
 class JobChannel(NamedTuple):
@@ -200,7 +191,7 @@ class JobNsqd(DaemonThread[NsqdDaemon]):
         self,
         topic: str,
         channel: str,
-        messages: Sequence[JobMessage],
+        messages: Sequence[WireMessage],
         *,
         delay_s: float = 0.0,
         note: tuple[int, int, bytes] | None = None,
@@ -208,6 +199,7 @@ class JobNsqd(DaemonThread[NsqdDaemon]):
         """Store messages in a channel, all or none. Raises `OutputError` when none are stored.
 
         Args:
+            messages: Their ``attempts`` count the deliveries that they have had.
             delay_s: How long to defer the messages.
             note: The number of the note to replace (0 without one), the number of the new note,
                 which must be larger, and its content.
@@ -287,7 +279,7 @@ def _mark_data_path(data_path: Path) -> None:
         raise OutputError(f"cannot write in {data_path} ({exc.strerror})") from exc
 
 
-def _frame(message: JobMessage) -> bytes:
+def _frame(message: WireMessage) -> bytes:
     [frame] = new_messages([message.body], [message.id], message.timestamp_ns)
     return with_attempts(frame, message.attempts)
 
