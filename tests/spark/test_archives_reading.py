@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, numbered, values_of, write_archive
 
 from nsqtools.archive import reader
-from nsqtools.archive.form import LineKind
+from nsqtools.archive.form import FileForm, LineKind
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
@@ -24,7 +24,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives import partitions
-from nsqtools.spark.archives.archive_files import FileContent, ListedFile
+from nsqtools.spark.archives.archive_files import ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import (
@@ -63,7 +63,7 @@ def test_ranges_have_each_member_of_the_time_asked_for(
         end += 5 if is_apart else 0
         members.append(Member(end, length, count, time, time + 2 if time else 0))
         end += length
-    content = FileContent(LineKind.messages, Codec.GZIP, "clicks")
+    content = FileForm(LineKind.messages, "clicks", codec=Codec.GZIP)
     known = {"place": "a", "shown": "a", "key": "a", "content": lambda: content}
     file = cast("ListedFile", SimpleNamespace(**known, total=total_of(members), entry=None))
     within = TimeRange(*asked)

@@ -39,7 +39,14 @@ from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from nsqtools.archive.finding import ArchiveFile, is_visible, read_index
-from nsqtools.archive.form import ZSTD_BLOCK_SIZE, LineKind, form_of_text, text_of, why_foreign
+from nsqtools.archive.form import (
+    ZSTD_BLOCK_SIZE,
+    FileForm,
+    LineKind,
+    form_of_text,
+    text_of,
+    why_foreign,
+)
 from nsqtools.archive.layout import (
     ALL_TIMES,
     INDEX,
@@ -103,15 +110,6 @@ class Folder(NamedTuple):
 BEGINNING_SIZE = 1 << 12  # One block of a file system, which holds the first lines of any archive.
 
 
-class FileContent(NamedTuple):
-    """The `FileForm` of a file and its compression; ``foreign`` may be an error of the system."""
-
-    kind: LineKind
-    codec: Codec
-    topic: str = ""
-    foreign: str = ""
-
-
 Key = Head | str
 """Identifies a file in an offset: its head, or without one its path below the archive."""
 
@@ -157,7 +155,7 @@ class ListedFile:
         self.head, self.total = record or FileRecord(None, None)
         self._lines = lines
         self.first_ts = self.total.min_ts if self.total else _first_ts(lines or b"")
-        self._content: FileContent | None = None
+        self._content: FileForm | None = None
         self._beginning = b""
         self._is_named = name in ("", str(place))
         self.stamp, self.is_settled = (0, 0), False  # The state of the last listing.
@@ -214,23 +212,23 @@ class ListedFile:
         rows = sum(max(0, member.messages) for member in members)
         return rows, sum(member.length for member in members), oldest_ns
 
-    def content(self) -> FileContent:
-        """Return the kind of its lines. Raises `OutputError`."""
+    def content(self) -> FileForm:
+        """Return its form; ``foreign`` may be an error of the system. Raises `OutputError`."""
         if self._content is None or self._content.kind is LineKind.nothing:
             self._content = self._read_content()
         return self._content
 
-    def _read_content(self) -> FileContent:
+    def _read_content(self) -> FileForm:
         try:
             data = self.beginning()
         except (NotRegularError, PermissionError) as exc:
             if self.entry is not None:  # A store refuses all objects, not only this one.
                 raise
-            return FileContent(LineKind.nothing, Codec.NONE, foreign=exc.strerror or str(exc))
+            return FileForm(LineKind.nothing, foreign=exc.strerror or str(exc))
         codec = codec_of(data)
         name = "" if self._is_named or not self.is_finished else self.name
         if not self.has_index and (foreign := why_foreign(name, data)).reason:
-            return FileContent(LineKind.bodies, codec, foreign=str(foreign))
+            return FileForm(LineKind.bodies, foreign=str(foreign), codec=codec)
         text = text_of(data)
         form = form_of_text(text)
         if form.kind is not LineKind.messages:
@@ -244,7 +242,7 @@ class ListedFile:
             if form.kind is LineKind.nothing and (problems or text):
                 is_bare = problems and not members
                 form = form._replace(kind=LineKind.bodies if is_bare else LineKind.messages)
-        return FileContent(form.kind, codec, form.topic, form.foreign)
+        return form._replace(codec=codec)
 
     def beginning(self) -> bytes:
         """Return the first bytes."""

@@ -15,13 +15,12 @@ from functools import wraps
 from itertools import accumulate, pairwise
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from nsqtools.archive.form import LineKind
+from nsqtools.archive.form import FileForm, LineKind
 from nsqtools.archive.layout import ALL_TIMES, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.place import Entry, map_concurrently, translating_errors
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
     ArchiveListing,
-    FileContent,
     Key,
     ListedFile,
     OnDamage,
@@ -47,7 +46,7 @@ class Range(NamedTuple):
 
     path: str
     key: Key
-    content: FileContent
+    content: FileForm
     begin: int
     end: int
     shown: str
@@ -65,7 +64,7 @@ ReadPartition = tuple[Range, ...]
 """The ranges that one task reads, in this order."""
 
 
-def file_refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
+def file_refusal(content: FileForm, settings: ReadSettings, *, has_index: bool) -> str:
     """Return the reason why a selected file cannot be read, or "" for a readable file."""
     if content.kind is not LineKind.bodies or content.foreign:
         return content.foreign
