@@ -46,30 +46,29 @@ _MODE = (
     "the upstream request mode options: round-robin, hostpool (default), epsilon-greedy",
 )
 
-_NOT_OF_WEB = (
-    ("allow-config-from-cidr", "127.0.0.1/8", "not supported by nsq web"),
-    ("config", "", "not supported by nsq web"),
-    ("dev-static-dir", "", "not supported by nsq web"),
-    ("graphite-url", "", "not supported by nsq web"),
-    ("log-prefix", "[nsqadmin] ", "not supported by nsq web"),
-    ("proxy-graphite", False, "not supported by nsq web"),
-    ("statsd-counter-format", "stats.counters.%s.count", "not supported by nsq web"),
-    ("statsd-gauge-format", "stats.gauges.%s", "not supported by nsq web"),
-    ("statsd-interval", 60.0, "not supported by nsq web"),
-    ("statsd-prefix", "nsq.%s", "not supported by nsq web"),
-)
+_CONSUMING = (_IN_FLIGHT, _NSQD, _LOOKUPD, _CONSUMER, _VERSION)
+
+# Flags of nsqadmin that nsq web lacks, with their defaults.
+_NOT_OF_WEB: dict[str, Any] = {
+    "allow-config-from-cidr": "127.0.0.1/8",
+    "config": "",
+    "dev-static-dir": "",
+    "graphite-url": "",
+    "log-prefix": "[nsqadmin] ",
+    "proxy-graphite": False,
+    "statsd-counter-format": "stats.counters.%s.count",
+    "statsd-gauge-format": "stats.gauges.%s",
+    "statsd-interval": 60.0,
+    "statsd-prefix": "nsq.%s",
+}
 
 UTILITIES: dict[str, Flags] = {
     "nsq_tail": _flags_of_rows(
         ("topic", (), "NSQ topic (may be given multiple times)"),
         ("channel", "", "NSQ channel"),
-        _IN_FLIGHT,
         ("n", 0, "total messages to show (will wait if starved)"),
         ("print-topic", False, "print topic name where message was received"),
-        _NSQD,
-        _LOOKUPD,
-        _CONSUMER,
-        _VERSION,
+        *_CONSUMING,
     ),
     "to_nsq": _flags_of_rows(
         ("topic", "", "NSQ topic to publish to"),
@@ -94,7 +93,6 @@ UTILITIES: dict[str, Flags] = {
         ("topic-pattern", "", "only log topics matching the following pattern"),
         ("topic-refresh", 60.0, "how frequently the topic list should be refreshed"),
         ("channel", "nsq_to_file", "nsq channel"),
-        _IN_FLIGHT,
         ("output-dir", "/tmp", "directory to write output files to"),
         ("work-dir", "", "directory for in-progress files before moving to output-dir"),
         ("datetime-format", "%Y-%m-%d_%H", "strftime compatible format for <DATETIME>"),
@@ -112,12 +110,9 @@ UTILITIES: dict[str, Flags] = {
         ("sync-interval", 30.0, "sync file to disk every duration"),
         ("log-level", "info", "set log verbosity: debug, info, warn, error, or fatal"),
         ("log-prefix", "[nsq_to_file] ", "log message prefix"),
-        _NSQD,
-        _LOOKUPD,
-        _CONSUMER,
         _CONNECT,
         _REQUEST,
-        _VERSION,
+        *_CONSUMING,
     ),
     "nsq_to_nsq": _flags_of_rows(
         ("topic", (), "nsq topic (may be given multiple times)"),
@@ -127,14 +122,10 @@ UTILITIES: dict[str, Flags] = {
         ("require-json-field", "", "for JSON messages: only pass those with this field"),
         ("require-json-value", "", "for JSON messages: only pass this value of the field"),
         ("whitelist-json-field", (), "for JSON messages: pass this field"),
-        _IN_FLIGHT,
         _STATUS,
         _MODE,
-        _NSQD,
-        _LOOKUPD,
-        _CONSUMER,
         _PRODUCER,
-        _VERSION,
+        *_CONSUMING,
     ),
     "nsq_to_http": _flags_of_rows(
         ("topic", "", "nsq topic"),
@@ -146,14 +137,10 @@ UTILITIES: dict[str, Flags] = {
         ("content-type", "application/octet-stream", "the Content-Type of POST requests"),
         ("header", (), "Custom header for HTTP requests (may be given multiple times)"),
         ("http-client-request-timeout", 20.0, "timeout for HTTP request"),
-        _IN_FLIGHT,
         _STATUS,
         _MODE,
         _CONNECT,
-        _NSQD,
-        _LOOKUPD,
-        _CONSUMER,
-        _VERSION,
+        *_CONSUMING,
     ),
     "nsqadmin": _flags_of_rows(
         ("http-address", "0.0.0.0:4171", "<addr>:<port> to listen on for HTTP clients"),
@@ -172,7 +159,7 @@ UTILITIES: dict[str, Flags] = {
         _REQUEST,
         _VERSION,
         ("verbose", False, "no effect"),
-        *_NOT_OF_WEB,
+        *((*row, "not supported by nsq web") for row in _NOT_OF_WEB.items()),
     ),
 }
 
@@ -401,7 +388,7 @@ _OPTIONS_OF_TLS = {
 
 def _admin(values: FlagValues) -> list[str]:
     """Unlike nsqadmin, changes are allowed on an address of this machine alone."""
-    for name, default, _ in _NOT_OF_WEB:
+    for name, default in _NOT_OF_WEB.items():
         _need(values[name] == default, f"nsq web has no --{name} (man nsq-console)")
     _need(
         not values["admin-user"],
