@@ -143,14 +143,11 @@ class Replay:
     """One replay: `run` it on one thread. `Publisher.stop` ends it from any thread.
 
     Args:
-        archives: The files to read.
-        selection: The messages to publish.
+        inputs: The files to read, the messages to publish, and the checkpoint to continue at.
         publisher: Publishes the messages.
         speed: The pace relative to the original: 2 replays an hour in half an hour. None publishes
             as fast as nsqd accepts.
-        count: The maximum number of messages to publish.
         dry_run: Publish nothing, but count `planned`.
-        checkpoint: Records completed messages.
         on_damage: Called with the path and the problem of damaged files.
         unsent: Gets each unconfirmed message as a line of JSON.
         warn: See `PublishJob`.
@@ -161,14 +158,11 @@ class Replay:
 
     def __init__(
         self,
-        archives: Sequence[ArchiveFile],
-        selection: MessageSelection,
+        inputs: ReplayInputs,
         publisher: Publisher,
         *,
         speed: float | None = None,
-        count: int | None = None,
         dry_run: bool = False,
-        checkpoint: Checkpoint | None = None,
         on_damage: OnDamage,
         unsent: UnsentFiles | None = None,
         warn: Callable[[str], None] = lambda line: None,
@@ -177,12 +171,13 @@ class Replay:
         self.read = 0
         self.repeated = 0
         self.timeless = 0
-        self._archives = archives
-        self._selection = selection
+        self._archives = archives = inputs.archives
+        self._selection = inputs.selection
         self._publisher = publisher
         self._speed = speed
         self._first: tuple[int, float] | None = None  # the time of the first message, and when due
-        self._count = count
+        self._count = inputs.count
+        checkpoint = Checkpoint(inputs.checkpoint) if inputs.checkpoint else None
         self._checkpoint = None if dry_run else checkpoint
         self._completed = [checkpoint.count_of(file) if checkpoint else 0 for file in archives]
         self.resumes = any(self._completed)
@@ -310,8 +305,12 @@ def _unsent_line(archived: Archived) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayRun:
-    """The inputs of ``nsq replay``, whose messages can be counted before they are published."""
+class ReplayInputs:
+    """The inputs of ``nsq replay``, whose messages can be counted before they are published.
+
+    ``count`` is the maximum number of messages to publish. ``checkpoint`` is the file that records
+    completed messages.
+    """
 
     archives: Sequence[ArchiveFile]
     selection: MessageSelection
@@ -327,32 +326,6 @@ class ReplayRun:
         """Lock the checkpoint against other processes. Raises `ConfigurationError`."""
         return locked_checkpoint(self.checkpoint) if self.checkpoint else nullcontext()
 
-    def start(
-        self,
-        publisher: Publisher,
-        *,
-        speed: float | None = None,
-        dry_run: bool = False,
-        on_damage: OnDamage,
-        unsent: UnsentFiles | None = None,
-        warn: Callable[[str], None] = lambda line: None,
-        on_progress: Callable[[Replay], None] = lambda replay: None,
-    ) -> Replay:
-        """Return a `Replay` of the inputs, which continues at the checkpoint."""
-        return Replay(
-            self.archives,
-            self.selection,
-            publisher,
-            speed=speed,
-            count=self.count,
-            dry_run=dry_run,
-            checkpoint=Checkpoint(self.checkpoint) if self.checkpoint else None,
-            on_damage=on_damage,
-            unsent=unsent,
-            warn=warn,
-            on_progress=on_progress,
-        )
-
     def count_messages(
         self, publisher: Publisher, on_progress: Callable[[Replay], None]
     ) -> Mapping[str, int]:
@@ -360,7 +333,8 @@ class ReplayRun:
 
         Damage is not reported, because publishing reads the files again and reports it.
         """
-        replay = self.start(
+        replay = Replay(
+            self,
             publisher,
             dry_run=True,
             on_damage=lambda path, problem: None,

@@ -23,7 +23,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publish_job import UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
 from nsqtools.records.envelope import Envelope
-from nsqtools.replay import Checkpoint, MessageSelection, Replay, ReplayRun, merge
+from nsqtools.replay import Checkpoint, MessageSelection, Replay, ReplayInputs, merge
 
 
 def messages(*times: int) -> list[WireMessage]:
@@ -93,8 +93,9 @@ def replay_of(
 ) -> tuple[Replay, Publisher]:
     options = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, publish_max_msg_size=LIMIT)
     publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
-    run = ReplayRun(find_archives([archive]), MessageSelection(), checkpoint=checkpoint)
-    return run.start(publisher, on_damage=Mock(), unsent=unsent, **options_of_start), publisher
+    inputs = ReplayInputs(find_archives([archive]), MessageSelection(), checkpoint=checkpoint)
+    replay = Replay(inputs, publisher, on_damage=Mock(), unsent=unsent, **options_of_start)
+    return replay, publisher
 
 
 def test_a_wait_is_limited_to_the_longest_wait_of_python(

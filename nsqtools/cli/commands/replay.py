@@ -43,7 +43,7 @@ from nsqtools.records.filters import every
 
 if TYPE_CHECKING:
     from nsqtools.client.connection_settings import ConnectionSettings
-    from nsqtools.replay import Replay, ReplayRun
+    from nsqtools.replay import Replay, ReplayInputs
 
 
 def parse_speed(text: str) -> float:
@@ -111,7 +111,7 @@ def replay(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.files.opening import raise_open_file_limit
-    from nsqtools.replay import MessageSelection, ReplayRun
+    from nsqtools.replay import MessageSelection, Replay, ReplayInputs
 
     topics = TopicFilter(from_topic or ())
     selection = MessageSelection(
@@ -125,17 +125,18 @@ def replay(
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
     raise_open_file_limit()  # The merge has a file of each topic open.
-    run = ReplayRun(find_archives(paths), selection, count, checkpoint)
+    inputs = ReplayInputs(find_archives(paths), selection, count, checkpoint)
     if not (yes or topic or channel.name or dry_run):
         runtime.require_terminal()  # Counting may take long, so this comes first.
-        if not runtime.confirm(plan(run, publishing, runtime), "Go on?", yes=False):
+        if not runtime.confirm(plan(inputs, publishing, runtime), "Go on?", yes=False):
             return ExitStatus.FAILED
     with (
-        nullcontext() if dry_run else run.locked(),
-        publishing.open(runtime, b"", dry_run=dry_run, inputs=run.local_files) as output,
+        nullcontext() if dry_run else inputs.locked(),
+        publishing.open(runtime, b"", dry_run=dry_run, inputs=inputs.local_files) as output,
     ):
         publisher, damage = output.publisher, DamageReporter(runtime, output.progress)
-        job = run.start(
+        job = Replay(
+            inputs,
             publisher,
             speed=None if dry_run else speed,
             dry_run=dry_run,
@@ -167,10 +168,10 @@ def show_progress(output: PublishRun, job: Replay) -> None:
     output.progress.show(lambda: output.progress_text(read, total, f"{read:,} of {total:,}"))
 
 
-def plan(run: ReplayRun, publishing: Publishing, runtime: Runtime) -> Iterator[str]:
+def plan(inputs: ReplayInputs, publishing: Publishing, runtime: Runtime) -> Iterator[str]:
     """Count the messages to publish, and yield a line for each topic."""
     with Progress(runtime) as progress:
-        planned = run.count_messages(
+        planned = inputs.count_messages(
             publishing.publisher(),
             lambda job: progress.show(lambda: f"{job.read:,} messages counted"),
         )
