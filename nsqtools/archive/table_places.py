@@ -7,7 +7,7 @@ created below the root of another one, because its readers would find the files 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from nsqtools.archive.delta import SINK_LOG, is_table
@@ -58,14 +58,10 @@ def has_table(place: Place) -> bool:
     return is_parquet or is_table(place)
 
 
-def tables_below(place: Place, topics: Collection[str] = ()) -> list[Place]:
+def tables_below(place: Place) -> list[Place]:
     """Return the tables in the folders of a place, which is no table. Raises ``OSError``."""
     folders = [name.rpartition("/")[2] for name in place.children("")[1]]
-    names = [
-        name
-        for name in folders
-        if name[:1] not in "._" and "=" not in name and (not topics or name in topics)
-    ]
+    names = [name for name in folders if name[:1] not in "._" and "=" not in name]
     places: Sequence[Place] = [place / name for name in names]
     are_tables = map_concurrently(has_table, places, is_remote=place.is_remote)
     return [below for below, is_one in zip(places, are_tables, strict=True) if is_one]

@@ -541,8 +541,23 @@ def open_connection(
     Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError` with the address,
     and closes the socket.
     """
+
+    def open_once(identify: bytes) -> Connection:
+        stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
+        connection = Connection(stream, options, is_announced=is_announced)
+        try:
+            if check is not None:  # nsqd waits for the first command without sending heartbeats
+                check()
+            connection.negotiate(subscribe, identify)
+        except BaseException as exc:
+            connection.close()
+            if isinstance(exc, ProtocolError):
+                raise locate_protocol_error(exc, address) from exc
+            raise
+        return connection
+
     try:
-        return _open_once(address, options, subscribe, identify_body(options), is_announced, check)
+        return open_once(identify_body(options))
     except ServerError as exc:
         if not refuses_buffer_timeout(exc):
             raise
@@ -556,35 +571,12 @@ def open_connection(
                 "or set it within nsqd's --min-output-buffer-timeout and the same with --max.",
             ) from exc
     _note_slow_buffer(address)
-    identify = identify_body(options, leave_out="output_buffer_timeout")
-    return _open_once(address, options, subscribe, identify, is_announced, check)
+    return open_once(identify_body(options, leave_out="output_buffer_timeout"))
 
 
 @functools.lru_cache(maxsize=1000)
 def _note_slow_buffer(address: Address) -> None:
     log.info("%s does not allow output_buffer_timeout=25ms; using its own default", address)
-
-
-def _open_once(
-    address: Address,
-    options: ClientOptions,
-    subscribe: bytes,
-    identify: bytes,
-    is_announced: bool,
-    check: Callable[[], None] | None,
-) -> Connection:
-    stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
-    connection = Connection(stream, options, is_announced=is_announced)
-    try:
-        if check is not None:  # nsqd waits for the first command without sending heartbeats
-            check()
-        connection.negotiate(subscribe, identify)
-    except BaseException as exc:
-        connection.close()
-        if isinstance(exc, ProtocolError):
-            raise locate_protocol_error(exc, address) from exc
-        raise
-    return connection
 
 
 def locate_protocol_error(error: ProtocolError, address: Address) -> ProtocolError:
