@@ -14,8 +14,8 @@ Commands run in an empty directory, which is their home, find the nsqd by the en
 name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP``,
 ``$LOOKUP_TCP``, ``$NAMED_TCP`` and ``$NAMED_HTTP`` (the nsqd at localhost), which is also what it
 shows. Before each, everything that was published is in its channels, nothing is in flight and
-nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and the embedded
-ones. On a terminal columns are shown two blanks apart.
+nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and, with
+``-m slow``, for the embedded ones. On a terminal columns are shown two blanks apart.
 What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
 
 ``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
@@ -38,7 +38,7 @@ from plugins import cli
 from plugins.cli import Result, RunNsq
 from plugins.clusters import KINDS
 from plugins.daemons import EmbeddedLookupServer, EmbeddedServer, Nsqd, Nsqlookupd
-from plugins.servers import DataPath, Serve
+from plugins.servers import DataPath, Serve, missing_programs
 from plugins.waiting import wait_until
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
@@ -51,11 +51,14 @@ IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
 
 
 def cases() -> Iterator[object]:
+    # tests/conformance compares the kinds of daemons: one is enough where the Go programs are built
+    long_forms = () if missing_programs() else (pytest.mark.slow,)
     for path in TRANSCRIPTS:
         has_daemons = re.search(r"^= ", path.read_text("utf-8"), re.MULTILINE)
         kinds = KINDS[: 1 if IS_RECORDING else None] if has_daemons else KINDS[1:]
         for kind in kinds if path not in OF_SPARK else ():
-            yield pytest.param(path, kind.values[0], id=f"{path.stem}-{kind.id}", marks=kind.marks)
+            marks = long_forms if has_daemons and kind is KINDS[1] else kind.marks
+            yield pytest.param(path, kind.values[0], id=f"{path.stem}-{kind.id}", marks=marks)
 
 
 @pytest.fixture
