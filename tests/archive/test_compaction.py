@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from plugins.archives import BEGIN_NS, Row, Writer, content, flush, killed_at, write_archive
+from plugins.archives import BEGIN_NS, Row, Writer, content, flush, killing, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
@@ -123,7 +123,7 @@ def test_each_message_is_compacted_once_whenever_it_arrives(
 
 
 STEPS = """
-from nsqtools.archive import slices
+from nsqtools.archive import compaction_jobs, slices
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.place_url import parse_place
@@ -132,9 +132,6 @@ around(slices.ParquetWriter, "add", "close")
 around(slices, "publish_file")
 around(DeltaCatalog, "commit")
 around(LocalPlace, "put", "move", "delete")
-from nsqtools.cli.main import main
-sys.argv = ["nsq", *sys.argv[2:]]
-main()
 """
 
 
@@ -168,15 +165,16 @@ def test_a_compaction_killed_at_any_step_loses_and_repeats_nothing(
     command = ["archive", "compact", "--processes", "1", *places]
     everything = expected(range(350), "clicks")
 
-    for step in steps:
-        if not killed_at(step, STEPS, *command):
-            break
-        seen = content(output) if output.exists() else []
-        assert max(Counter(seen).values(), default=1) == 1  # nothing twice for a reader
-        assert set(seen) <= set(everything)
-        assert not is_within or len(seen) == len(everything)
+    with killing(STEPS) as killed_at:
+        for step in steps:
+            if not killed_at(step, *command):
+                break
+            seen = content(output) if output.exists() else []
+            assert max(Counter(seen).values(), default=1) == 1  # nothing twice for a reader
+            assert set(seen) <= set(everything)
+            assert not is_within or len(seen) == len(everything)
 
-    assert not killed_at(10_000, STEPS, *command)
+        assert not killed_at(10_000, *command)
     assert content(output) == everything
     assert not list((output / "_compaction").rglob("*.parquet"))
     if form == "in a folder":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from plugins.archives import BEGIN_NS, bodies_at, killed_at, write_archive
+from plugins.archives import BEGIN_NS, bodies_at, killing, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
@@ -108,14 +108,12 @@ def test_days_of_a_folder_of_parquet_stay_dropped(tmp_path: Path, place: Place) 
 
 
 STEPS = """
+from nsqtools.archive import vacuum
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.place import LocalPlace
 
 around(DeltaCatalog, "commit", "add_checkpoint")
 around(LocalPlace, "put", "delete")
-from nsqtools.cli.main import main
-sys.argv = ["nsq", *sys.argv[2:]]
-main()
 """
 
 
@@ -132,13 +130,14 @@ def test_a_vacuum_killed_at_any_step_can_be_repeated(
         land(archive, str(table), delta=delta)
     command = ["archive", "vacuum", table, "--yes", "--keep", "0s", "--drop-older-than"]
     command.append(f"{int(time.time() - BEGIN_S - DAY_S)}s")
-    for step in steps:
-        if not killed_at(step, STEPS, *command):
-            break
-        assert bodies_at(table) in ([b"0", b"0", b"1", b"1"], [b"1", b"1"])
-    assert not killed_at(10_000, STEPS, *command)
-    assert bodies_at(table) == [b"1", b"1"]
-    assert not killed_at(10_000, STEPS, *command)
+    with killing(STEPS) as killed_at:
+        for step in steps:
+            if not killed_at(step, *command):
+                break
+            assert bodies_at(table) in ([b"0", b"0", b"1", b"1"], [b"1", b"1"])
+        for _ in range(2):
+            assert not killed_at(10_000, *command)
+            assert bodies_at(table) == [b"1", b"1"]
     assert len(list(table.rglob("[!.]*.parquet"))) == 2 + delta
 
 
@@ -198,9 +197,6 @@ from nsqtools.archive.place import LocalPlace
 around(erasure, "_finish_archive", "_put_alike", "publish_file")
 around(DeltaCatalog, "commit", "add_checkpoint")
 around(LocalPlace, "put", "delete", "move")
-from nsqtools.cli.main import main
-sys.argv = ["nsq", *sys.argv[2:]]
-main()
 """
 
 
@@ -214,10 +210,11 @@ def test_an_erasure_killed_at_any_step_is_repeated_and_keeps_all_others(
     before = [bodies_at(place) for place in places]
     others = [[body for body in bodies if b"2" not in body] for bodies in before]
     inode = (tmp_path / "a" / "x.log.gz").stat().st_ino
-    for step in steps:
-        if not killed_at(step, ERASURE_STEPS, *ERASE, *places):
-            break
-    assert not killed_at(10_000, ERASURE_STEPS, *ERASE, *places)
+    with killing(ERASURE_STEPS) as killed_at:
+        for step in steps:
+            if not killed_at(step, *ERASE, *places):
+                break
+        assert not killed_at(10_000, *ERASE, *places)
 
     assert [bodies_at(place) for place in places] == others
     [archive] = find_archives([tmp_path / "a" / "x.log.gz"])

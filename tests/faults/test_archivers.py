@@ -29,7 +29,7 @@ from plugins.archives import (
     filled,
     finished_files,
     killed_again_and_again,
-    killed_at,
+    killing,
     lines_of,
     messages_of,
     numbered,
@@ -210,9 +210,7 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
 
 DAY_NS = 86_400 * 10**9
 
-LANDING = """
-import pickle
-from pathlib import Path
+LANDING_STEPS = """
 from nsqtools.archive import landing, parquet
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.place import LocalPlace
@@ -223,9 +221,13 @@ around(landing, "replace_file", "sync_folder")
 around(DeltaCatalog, "create", "commit")
 around(LocalPlace, "put_file", "put")
 around(BucketPlace, "put_file", "put")
-plan = pickle.loads(bytes.fromhex(sys.argv[2]))
-landing.Lander(plan, Path(sys.argv[3])).land(list(map(Path, sys.argv[4:])))
-print("landed")
+"""
+
+LANDING = """
+import pickle
+from pathlib import Path
+plan, logs, *paths = words
+landing.Lander(pickle.loads(bytes.fromhex(plan)), Path(logs)).land(list(map(Path, paths)))
 """
 
 
@@ -264,30 +266,30 @@ def test_killed_at_each_step_every_message_lands_once(
 ) -> None:
     """Also when it is compacted before it goes on. What was compacted is even removed, as who
     compacts to another place may do."""
-    for step in range(0, 100, every):
-        table, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"
-        place = f"{bucket.url}/{step}" if "bucket" in store else str(table)
-        output = None if "delta" in store else tmp_path / f"output-{step}"
-        logs.mkdir()
-        plan = TablePlan(place, "delta" in store, "web1")
-        landing = [pickle.dumps(plan).hex(), logs, *logs_of(logs)]
-        is_over = not killed_at(step, LANDING, *landing, env=nsq_env)
-        if compacts:
-            compacted(table, output)
-            if output is not None:
-                shutil.rmtree(table, ignore_errors=True)
+    with killing(LANDING_STEPS, LANDING, nsq_env) as killed_at:
+        for step in range(0, 100, every):
+            table, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"
+            place = f"{bucket.url}/{step}" if "bucket" in store else str(table)
+            output = None if "delta" in store else tmp_path / f"output-{step}"
+            logs.mkdir()
+            plan = TablePlan(place, "delta" in store, "web1")
+            is_over = not killed_at(step, pickle.dumps(plan).hex(), logs, *logs_of(logs))
+            if compacts:
+                compacted(table, output)
+                if output is not None:
+                    shutil.rmtree(table, ignore_errors=True)
 
-        Lander(plan, logs).land(list(logs.glob(LOG_FILES)))
-        if compacts:
-            compacted(table, output)
-            place = str(output or table)
+            Lander(plan, logs).land(list(logs.glob(LOG_FILES)))
+            if compacts:
+                compacted(table, output)
+                place = str(output or table)
 
-        assert bodies_at(place) == [b"body %d" % n for n in range(5)], f"killed at step {step}"
-        assert list(logs.glob(LOG_FILES)) == []
-        assert {path.name for path in (logs / DRAFTS).iterdir()} == {"lock", "state.json"}
-        if is_over:
-            assert step > 8
-            return
+            assert bodies_at(place) == [b"body %d" % n for n in range(5)], f"killed at step {step}"
+            assert list(logs.glob(LOG_FILES)) == []
+            assert {path.name for path in (logs / DRAFTS).iterdir()} == {"lock", "state.json"}
+            if is_over:
+                assert step > 8
+                return
     pytest.fail("it never came to its end")
 
 

@@ -11,7 +11,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -330,16 +331,14 @@ def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None
     assert set(counts) == set(published)
 
 
-KILLING_ITSELF = """
-import os, sys
-
-left = int(sys.argv[1])
+FORKING = """
+import json, os, signal, sys, traceback
 
 def step():
     global left
     left -= 1
     if left < 0:
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 def around(owner, *names):
     for name in names:
@@ -349,13 +348,52 @@ def around(owner, *names):
             step()
             return result
         setattr(owner, name, stepped)
+
+limit_s, steps, program = sys.argv[1:]
+exec(steps)
+for line in sys.stdin:
+    if not (child := os.fork()):
+        left, *words = json.loads(line)
+        signal.alarm(int(limit_s))
+        os.dup2(2, 1)
+        try:
+            exec(program)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
+NSQ = """
+from nsqtools.cli.main import main
+sys.argv = ["nsq", *words]
+main()
+"""
 
-def killed_at(step: int, program: str, *words: object, env: dict[str, str] | None = None) -> bool:
-    """Run a program that is killed at a step, before or after a function that it has put steps
-    ``around``; tell whether it came that far."""
-    arguments = [sys.executable, "-c", KILLING_ITSELF + program, str(step), *map(str, words)]
-    done = subprocess.run(arguments, env=env, capture_output=True, timeout=patience_s(90))
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode != 0
+KilledAt = Callable[..., bool]
+
+
+@contextmanager
+def killing(
+    steps: str, program: str = NSQ, env: dict[str, str] | None = None
+) -> Iterator[KilledAt]:
+    """Yield ``killed_at(step, *words)``, which runs a program with words, and tells whether it came
+    to the step and was killed.
+
+    ``steps`` imports the program's modules, which takes longer than the program, so that each run
+    is a fork. A step is before or after a function that it has put steps ``around``.
+    """
+    limit_s = str(round(patience_s(90)))
+    command = [sys.executable, "-c", FORKING, limit_s, steps, program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+
+        def killed_at(step: int, *words: object) -> bool:
+            process.stdin.write(json.dumps([step, *map(str, words)]) + "\n")
+            process.stdin.flush()
+            status = process.stdout.readline().strip()
+            assert status in ("0", f"-{signal.SIGKILL:d}"), f"step {step} ended with {status!r}"
+            return status != "0"
+
+        yield killed_at
