@@ -19,8 +19,6 @@ from plugins.raw_client import RESPONSE, frame, message_frame
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 from plugins.waiting import patience_s
 
-pytestmark = pytest.mark.alone
-
 MOST_MB = 150
 TRIES = 3
 MB = 1 << 20
