@@ -322,11 +322,21 @@ def check_unit(block: Block, place: Place) -> None:
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(block.text)
     service = unit["Service"]
-    within_s = patience_s(4)
-    status, said = place.run(
-        Command(f"timeout --preserve-status {within_s:g} {service['ExecStart']}")
-    )
-    assert status == int(service["SuccessExitStatus"]), said
+    notify = place.directory / "notify"
+    environ = {**place.environ, "NOTIFY_SOCKET": str(notify)}
+    command = ["bash", "-c", f"exec {place.fit(service['ExecStart'])}"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(notify))
+        systemd.settimeout(patience_s(20))
+        with subprocess.Popen(
+            command, cwd=place.directory, env=environ, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert systemd.recv(100) == b"READY=1"
+            finally:
+                process.terminate()
+            _, said = process.communicate(timeout=patience_s(20))
+    assert process.returncode == int(service["SuccessExitStatus"]), said
     written = list((place.directory / "archives").glob("clicks.*.log.gz"))
     assert len(written) == 1, said
 

@@ -23,8 +23,10 @@ from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
 UNTIL_SIGNAL = "# until SIGTERM"  # in a Python program
-LET_RUN_S = patience_s(1.5)  # one that is not ready for an interrupt ends with a traceback
-SILENT = "nsq tail"  # it says nothing while no message comes
+# One that is not ready for an interrupt ends with a traceback. It is ready soon after it has
+# printed something; one that is silent while no message comes has to start meanwhile.
+LET_RUN_S = patience_s(0.4)
+SILENT, LET_START_S = "nsq tail", patience_s(1.5)
 DEADLINE_S = patience_s(90.0)
 FOR_A_SHELL = re.compile(r"[|<>&;$#*~]")
 
@@ -118,10 +120,11 @@ class Place:
         line = ["-c", f"exec {self.fit(command.text)}"]
         child = pexpect.spawn("bash", line, encoding="utf-8", dimensions=(40, 120), **where)
         try:
-            if not command.text.startswith(SILENT):
+            is_silent = command.text.startswith(SILENT)
+            if not is_silent:
                 child.expect(r"\S")
             with pytest.raises(pexpect.TIMEOUT):  # a reader would watch it for a while
-                child.expect(pexpect.EOF, timeout=LET_RUN_S)
+                child.expect(pexpect.EOF, timeout=LET_START_S if is_silent else LET_RUN_S)
             child.sendintr()
             child.expect(pexpect.EOF)
             output = child.before or ""

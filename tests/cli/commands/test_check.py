@@ -542,7 +542,7 @@ def test_a_bundle_has_no_secret() -> None:
 
 def test_an_nsqd_that_hangs_is_not_said_to_be_out_of_reach(run_nsq: RunNsq, serve: Serve) -> None:
     lookupd = serve(EmbeddedLookupServer())
-    at = ["check", "--window=0", f"--timeout={patience_s(2):g}s", "--json"]
+    at = ["check", "--window=0", f"--timeout={patience_s(0.5):g}s", "--json"]
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.create_server(("127.0.0.1", 0)) as http,
