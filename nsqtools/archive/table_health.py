@@ -8,6 +8,7 @@ A place is a table, a folder of tables of topics, or a local directory of logs t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pyarrow import ArrowException, parquet
@@ -27,6 +28,7 @@ from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.upload import uploaded_of
 from nsqtools.cluster.lake import Lake, TopicRows, WaitingLogs
 from nsqtools.errors import NsqError
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
 
 RECENT_S = 86_400.0
@@ -57,12 +59,23 @@ def _measure_tables(place: str, now_s: float) -> Iterator[TopicRows]:
     if not tables:
         raise NsqError(f"{place} holds no table and no logs that land in one")
     for table in tables:
+        # A new table must not be next to tables of topics, whose readers would read both.
+        new_place = f"{table}-wide"
+        if table != parse_place(place).absolute():
+            base = str(table.parent)
+            new_place = f"{base}-wide{str(table)[len(base) :]}"
         files = [file for file in find_archives([str(table)]) if file.table is not None]
         by_topic: dict[str, list[Source]] = {}
         for source in iterate_sources(files, any_partition):
             by_topic.setdefault(source.topic or "", []).append(source)
         for topic, sources in sorted(by_topic.items()):
-            yield _rows_of(str(table), topic, sources, now_s)
+            has_one_topic = len(by_topic) == 1 and is_valid_name(topic)
+            yield replace(
+                _rows_of(str(table), topic, sources, now_s),
+                is_delta=table in inputs.delta,
+                partition_by=[name for name, _ in sources[0].extras],
+                new_place=new_place if has_one_topic else "",
+            )
 
 
 def _rows_of(table: str, topic: str, sources: Sequence[Source], now_s: float) -> TopicRows:

@@ -93,8 +93,8 @@ class Fault(enum.Enum):
     NOT_READABLE = CRITICAL, "Look at the place, and at the credentials of this command."
     LOGS_WAIT = (
         CRITICAL,
-        "The log of nsq to-file says why they do not land. nsq archive verify finds damage, and"
-        " nsq archive repair mends it.",
+        "The log of nsq to-file says why they do not land."
+        " Repair damaged ones: nsq archive repair.",
         "logs wait",
     )
     TABLE_OLD = (
@@ -104,8 +104,8 @@ class Fault(enum.Enum):
     )
     MISFITS = (
         WARNING,
-        "Their _error names the fields: correct the publisher, or make a table with wider types:"
-        " nsq archive schema and nsq archive convert, as in nsq-lake(7).",
+        "Their _error names the fields: correct the publisher, or make tables of the topics with"
+        " wider types, as in nsq-lake(7).",
     )
     # Faults with the same word differ in severity or remedy.
     STUCK = (
@@ -194,7 +194,8 @@ class Problem(NamedTuple):
     """A problem of a queue (``topic``, ``channel``), of a daemon (``node``, its address), or both.
 
     ``weight`` orders problems of one severity, by the number of messages as a rule. ``unwell``
-    names the nsqd that need room on their disks before the remedy is safe.
+    names the nsqd that need room on their disks before the remedy is safe. ``named_remedy`` is the
+    remedy of the fault with the names of this problem in it, if it has such names.
     """
 
     fault: Fault
@@ -204,11 +205,12 @@ class Problem(NamedTuple):
     node: str = ""
     weight: int = 0
     unwell: str = ""
+    named_remedy: str = ""
 
     @property
     def remedy(self) -> str:
         if not self.unwell:
-            return self.fault.remedy
+            return self.named_remedy or self.fault.remedy
         return f"First make room on the disk of {self.unwell}: until then a change loses messages."
 
     @property

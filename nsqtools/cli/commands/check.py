@@ -187,7 +187,7 @@ def _text(verdict: Verdict, problems: Sequence[Problem], status: int) -> Iterato
         yield from (_line(problem, verdict) for problem in group[:MAX_OF_A_KIND])
         if (hidden := len(group) - MAX_OF_A_KIND) > 0:
             yield f"          and {hidden:,} more: {fault.word}"
-        yield f"          {remedy}"
+        yield escape_line(f"          {remedy}")
     for line in verdict.not_judged:
         yield escape_line(f"not judged: {line}")
     yield f"{WORDS[status]}: {_summary(verdict, problems)}"

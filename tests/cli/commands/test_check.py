@@ -1,7 +1,9 @@
 """``nsq check`` on real daemons: faults that were made on purpose, and a cluster without any."""
 
 import json
+import os
 import re
+import shlex
 import socket
 import tarfile
 import time
@@ -10,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import to_file, write_archive
 from plugins.cli import Result, RunNsq
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.daemons import EmbeddedLookupServer
@@ -22,6 +24,10 @@ from plugins.raw_client import RawClient, RawPeer
 from plugins.servers import AnyNsqd, GoNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.layout import Head
+from nsqtools.archive.parquet import read
+from nsqtools.archive.table_health import measure_lake
 from nsqtools.cluster import check, problems
 from nsqtools.cluster.check import without_secrets
 from nsqtools.cluster.problems import (
@@ -40,6 +46,7 @@ from nsqtools.http import http_server as server
 from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.stats import read_stats
+from nsqtools.protocol.text import NS
 
 
 def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
@@ -115,30 +122,125 @@ def test_a_healthy_cluster_has_no_problem(
     assert (verdict["nodes"], verdict["queues"]) == (2, 2)
 
 
-def test_misfits_of_a_lake_end_when_the_table_is_converted(
-    run_nsq: RunNsq, quick_nsqd: Nsqd, valid_json: ValidJson, tmp_path: Path
+@pytest.fixture
+def check_lake(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, valid_json: ValidJson
+) -> Callable[..., dict[str, Any]]:
+    """Return the verdict about places, after checking the status."""
+
+    def verdict_of(*options: str) -> dict[str, Any]:
+        address = f"--nsqd-http-address={quick_nsqd.http_address}"
+        result = run_nsq(["check", "--window=0", address, "--json", *options])
+        verdict: dict[str, Any] = valid_json("check", result.out)
+        severities = {problem["severity"] for problem in verdict["problems"]}
+        assert result.status == (2 if "critical" in severities else len(severities))
+        return verdict
+
+    return verdict_of
+
+
+def run_printed(commands: str, run_nsq: RunNsq) -> None:
+    """Run a line of commands as a shell does."""
+    for command in commands.split(" && "):
+        words, _, target = command.partition(" > ")
+        assert words.startswith("nsq ")
+        result = run_nsq(shlex.split(words)[1:])
+        assert result.status == 0, result
+        if target:
+            Path(*shlex.split(target)).write_bytes(result.out)
+
+
+@pytest.mark.parametrize(("store", "place"), [("delta", "old lake"), ("parquet", "lake/{topic}")])
+def test_misfits_of_a_lake_end_when_the_table_is_converted_as_printed(
+    store: str,
+    place: str,
+    run_nsq: RunNsq,
+    check_lake: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A column of whole numbers, and a fraction that came in a later log."""
-    options = ["check", "--window=0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
-    bodies = (b'{"n": 1}', b'{"n": 1.5}')
-    for number, body in enumerate(bodies):
-        message = WireMessage(time.time_ns(), 1, b"%016x" % number, body)
-        write_archive(tmp_path / "logs" / f"{number}.log", [message], topic="clicks")
-    table = ["--store", "delta", "--body", "json", "-o"]
-    old, new = str(tmp_path / "old"), str(tmp_path / "new")
-    run_nsq(["archive", "convert", str(tmp_path / "logs"), *table, old])
+    """A column of whole numbers, and fractions that came in a later log, after many messages."""
+    monkeypatch.chdir(tmp_path)
+    now_ns = time.time_ns()
+    numbers = [*range(10_100), 0.5, 1.5]
+    messages = [
+        WireMessage(now_ns + at, 1, b"%016x" % at, b'{"n": %s, "country": "ch"}' % str(n).encode())
+        for at, n in enumerate(numbers)
+    ]
+    write_archive(Path("logs/0.log"), messages[:10_100])
+    write_archive(Path("logs/1.log"), messages[10_100:])
+    schema = Path("first.json")
+    schema.write_text('{"properties": {"country": {"type": "string"}}}')
+    by = ["--partition-by", "hour", "--partition-by", ".country", "--schema", str(schema)]
+    table = ["-o", place, "--store", store, "--body", "json", *by]
+    assert run_nsq(["archive", "convert", "logs", *table]).status == 0
+    root = place.partition("/")[0]
 
-    result = run_nsq([*options, "--lake", old, "--max-lake-age", "1h"])
-    verdict = valid_json("check", result.out)
-    assert (result.status, [each["kind"] for each in verdict["problems"]]) == (1, ["misfits"])
-    assert "nsq archive convert" in verdict["problems"][0]["remedy"]
+    verdict = check_lake("--lake", root, "--max-lake-age", "1h")
+    [problem] = verdict["problems"]
+    assert problem["kind"] == "misfits"
     [rows] = verdict["tables"]
-    assert (rows["topic"], rows["rows"], rows["misfits"]) == ("clicks", 2, 1)
+    assert (rows["topic"], rows["rows"], rows["misfits"]) == ("clicks", len(numbers), 2)
 
-    schema = tmp_path / "wide.json"
-    schema.write_bytes(run_nsq(["archive", "schema", old]).out)
-    run_nsq(["archive", "convert", old, *table, new, "--schema", str(schema)])
-    assert valid_json("check", run_nsq([*options, "--lake", new]).out)["problems"] == []
+    run_printed(problem["remedy"].partition("for them: ")[2], run_nsq)
+    assert check_lake("--lake", f"{root}-wide", "--max-lake-age", "1h")["problems"] == []
+    files = find_archives([f"{root}-wide"])
+    rows_of = [row for file in files for batch in read(file.path) for row in batch.to_pylist()]
+    assert sorted(row["n"] for row in rows_of) == sorted(numbers)
+    for file in files:
+        assert file.table is not None
+        assert [*file.table.partition] == ["topic", "date", "hour", "country"]
+    assert len(check_lake("--lake", root)["tables"]) == 1  # the new table is not in the lake
+
+
+def test_logs_that_wait_land_after_they_were_repaired(
+    run_nsq: RunNsq,
+    quick_nsqd: Nsqd,
+    check_lake: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    logs, lake = tmp_path / "my logs", tmp_path / "lake"
+    quick_nsqd.publish("clicks", b"1")
+    archiver = to_file(quick_nsqd.tcp_address, logs, "--store", "parquet", "--upload", str(lake))
+    assert run_nsq([*archiver, "--until-empty", "--create"]).status == 0
+    messages = [WireMessage(time.time_ns(), 1, b"%016x" % n, b"%d" % n) for n in range(100)]
+    late = write_archive(logs / "late.log", messages[:50], messages[50:], head=Head("a" * 32, 1))
+    content = late.read_bytes()
+    late.write_bytes(content[:-20])
+    os.utime(late, (time.time() - 7200,) * 2)
+    options = "--lake", str(logs)
+
+    assert run_nsq([*archiver, "--for=500ms"]).status == 6
+    [problem] = check_lake(*options)["problems"]
+    assert (problem["kind"], problem["text"]) == ("logs wait", "1, the oldest for 2h0m")
+    run_printed(problem["remedy"].partition("damaged ones: ")[2].removesuffix("."), run_nsq)
+    assert run_nsq([*archiver, "--for=500ms"]).status in (0, 7)
+    assert check_lake(*options)["problems"] == []
+    [rows] = measure_lake([str(lake)], 0.0, None).topics
+    assert 51 <= rows.rows <= 100  # of the damaged log at least the first member
+
+
+def test_an_old_table_and_one_that_cannot_be_read_are_healed_by_their_archiver(
+    run_nsq: RunNsq,
+    quick_nsqd: Nsqd,
+    check_lake: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    lake, options = tmp_path / "lake", ("--lake", str(tmp_path / "lake"), "--max-lake-age=1h")
+    [problem] = check_lake(*options)["problems"]
+    assert (problem["kind"], problem["node"]) == ("not readable", str(lake))
+    assert problem["remedy"].startswith("Look at the place")
+    old_ns = time.time_ns() - 7200 * NS
+    write_archive(tmp_path / "old" / "0.log", [WireMessage(old_ns, 1, b"%016x" % 1, b"old")])
+    run_nsq(["archive", "convert", str(tmp_path / "old"), "-o", str(lake)])
+    [problem] = check_lake(*options)["problems"]
+    assert (problem["kind"], problem["text"]) == ("table is old", "newest 2h0m")
+    assert "nsq to-file" in problem["remedy"]
+
+    quick_nsqd.publish("clicks", b"new")
+    archiver = to_file(quick_nsqd.tcp_address, lake, "--store", "parquet", "--until-empty")
+    assert run_nsq([*archiver, "--create"]).status == 0
+    assert check_lake(*options)["problems"] == []
 
 
 class Expected(NamedTuple):

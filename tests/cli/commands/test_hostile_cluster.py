@@ -2,12 +2,14 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.cli import RunNsq, all_commands
 from plugins.hostile_cluster import EVIL, HostileCluster, raw_marks
+from pyarrow import Table, parquet
 
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -58,7 +60,13 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "topology export": (LOOKUP, [""]),
     "topology plan": (LOOKUP, ["{topology}", "{topology} --json"]),
     "topology apply": (LOOKUP, ["{topology}", "{topology} --prune --idle 0s --yes"]),
-    "check": (LOOKUP, [f"--window 0s --format {form}" for form in ("text", "json", "nagios")]),
+    "check": (
+        LOOKUP,
+        [
+            f"--window 0s --lake {{lake}} --max-lake-age 1s --format {form}"
+            for form in ("text", "json", "nagios", "prometheus")
+        ],
+    ),
     "to-exec": (BOTH, ["{from} --create --for 300ms -v -- true"]),
     "drain": ("", ["{node} --to {node} --yes", "{node} --to {node} --dry-run"]),
     "config get": (HTTP, ["log_level", "log_level --json"]),
@@ -116,8 +124,20 @@ def lines(command: str, cluster: HostileCluster, archive: Path, directory: Path)
     (directory / "topology").write_text('topics.clicks.channels = ["new"]\n')
     names: dict[str, object] = {"archive": archive, "dir": directory, "node": cluster.http_address}
     names |= {"topology": directory / "topology", "dead": archive.with_name("dead.jsonl")}
+    names["lake"] = evil_lake(directory) if command == "check" else ""
     names |= {"from": "-t clicks -c archive", "to": tcp.replace("--", "--destination-")}
     return [[*command.split(), *where, *run.format(**names).split()] for run in runs]
+
+
+def evil_lake(directory: Path) -> Path:
+    """A folder of Parquet, whose topic and place have control characters, with a misfit."""
+    lake = directory / "lake\x1b]0;pwned\x07"
+    folder = lake / "topic=t%1B%5D0%3Bpwned%07" / "date=2026-11-29"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        row = {"ts_ns": time.time_ns(), "body": "x", "_error": "n is not int64"}
+        parquet.write_table(Table.from_pylist([row]), folder / "a.parquet")
+    return lake
 
 
 TEMPLATE = "--format={topic} {nsqd} {id} {body}\\n"
