@@ -46,7 +46,7 @@ LOG = "_delta_log"
 SINK_LOG = "_spark_metadata"
 """The log of Spark's file sink."""
 INGESTED = "_ingest.json"
-"""Marks the output of `nsq spark ingest`, which removes Parquet files that are not in its log."""
+"""Marks the output of `nsq spark ingest`, which belongs to one checkpoint."""
 # Each failed attempt means that another writer succeeded.
 COMMIT_ATTEMPTS = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")

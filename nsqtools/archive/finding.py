@@ -33,7 +33,6 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from nsqtools.archive.delta import (
-    INGESTED,
     LOG,
     SINK_LOG,
     DeltaCatalog,
@@ -572,11 +571,11 @@ def check_whole_folder(place: Place) -> None:
             f"{place} is a part of {root}",
             hint="Give the whole folder; --topic and --day of compact select a part of it.",
         )
-    entries, folders = place.children("")
-    if {SINK_LOG, INGESTED} & {*folders, *(entry.name for entry in entries)}:
+    if SINK_LOG in place.children("")[1]:
         raise ConfigurationError(
             f"{place} is written by Spark, whose log has its files",
-            hint="Use Spark to change it.",
+            hint="Use Spark to change it; an output of nsq spark ingest of an earlier version "
+            "needs one run of this version.",
         )
 
 

@@ -33,7 +33,7 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, join_err
 from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS, hash_path
 from nsqtools.archive.columns import JSON_BATCH_ROWS, message_schema, read_batches
-from nsqtools.archive.delta import INGESTED, TableFile, refuse_other_form
+from nsqtools.archive.delta import SINK_LOG, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import NULL_PARTITION, folder_of
 from nsqtools.archive.members import CorruptError
@@ -117,11 +117,12 @@ class TablePlan:
         place = parse_place(self.url, self.options)
         with translating_errors("use", self.url):
             refuse_other_form(place, option, is_delta=self.is_delta)
-            is_ingested = any(entry.name == INGESTED for entry in place.children("")[0])
-        if is_ingested and not self.is_delta:
+            is_sparks = SINK_LOG in place.children("")[1]
+        # `nsq spark ingest --format parquet` takes over what an earlier version wrote.
+        if is_sparks and not self.is_delta and option != "--format":
             raise ConfigurationError(
-                f"{self.url} belongs to nsq spark ingest, which removes the files of others",
-                hint="Give another place.",
+                f"{self.url} is written by Spark, whose log has its files",
+                hint="Run nsq spark ingest on it once, or give another place.",
             )
 
 
@@ -333,7 +334,7 @@ class TableWriter:
                 _extend_key(key, name, to_text(value), rows, columns)
                 for key, part in parts
                 for value, rows in _split(
-                    part, compute.divide(part[_TIMES], unit_ns) if unit_ns else part[name]
+                    part, _divide(part[_TIMES], unit_ns) if unit_ns else part[name]
                 )
             ]
         yield from parts
@@ -420,6 +421,13 @@ _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
     "date": (DAY_NS, lambda day: f"{datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"),
     "hour": (HOUR_NS, lambda hour: str(hour % 24)),
 }
+
+
+def _divide(times: Any, unit_ns: int) -> Any:
+    """Divide times and round down, also those before 1970, which Arrow would round up."""
+    quotients = compute.divide(times, unit_ns)
+    is_rounded_up = compute.less(times, compute.multiply(quotients, unit_ns))
+    return compute.subtract(quotients, is_rounded_up.cast(pyarrow.int64()))
 
 
 def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:

@@ -24,6 +24,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 if TYPE_CHECKING:
     import pyarrow
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 OLDEST, STREAMS, BEYOND = (4, 0), (4, 2, 1), (4, 4)
@@ -125,6 +126,14 @@ def struct_of(schema: pyarrow.Schema) -> StructType:
         return from_arrow_schema(schema)
     except PySparkException as exc:
         raise ConfigurationError(f"Spark has no such column: {exc}") from None
+
+
+def delete_folder(session: SparkSession, url: str) -> None:
+    """Delete a folder with Hadoop, and in a bucket also the objects that only mark a folder."""
+    jvm: Any = session._jvm
+    context: Any = session.sparkContext
+    path = jvm.org.apache.hadoop.fs.Path(url)
+    path.getFileSystem(context._jsc.hadoopConfiguration()).delete(path, True)
 
 
 GLOB_PATHS = "__globPaths__"

@@ -1,12 +1,15 @@
-"""``format("nsq-table")``, for internal use: write messages to files of Delta tables.
+"""``format("nsq-table")``, for internal use: write messages to files of tables.
 
     plan        the `TablePlan` of the tables as JSON
     result      a place that gets the file `RESULT` with the new files, which are not committed
 
 Each task converts its messages as `archive.table_writer` converts those of an archive file, so
-tables of Spark have the same types, partitions and errors. Messages that the table has already are
-skipped: another archiver consumed them as well, or nsqd delivered them again after a crash. All
+tables of Spark have the same types, partitions and errors. Messages that a Delta table has already
+are skipped: another archiver consumed them as well, or nsqd delivered them again after a crash. All
 messages of a topic must be in one task. The driver commits (`jobs.table_sink`).
+
+A folder of Parquet has no log, so its files are written to the folder `STAGING`, which readers
+skip, until the driver has committed them.
 
 (`mapInArrow` would need no format, but pandas.)
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +29,22 @@ from pyarrow import compute, ipc
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from nsqtools.archive.catalog import hash_path
 from nsqtools.archive.columns import IDENTITY, message_schema
 from nsqtools.archive.delta import PartitionValues, TableFile
-from nsqtools.archive.layout import TimeRange
-from nsqtools.archive.parquet import read
+from nsqtools.archive.layout import MANIFEST, TimeRange, hidden_name
+from nsqtools.archive.parquet import manifest_of, read
 from nsqtools.archive.place import translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.slices import MESSAGE_KEY, anti_join, deduplicate, fit_to_schema
 from nsqtools.archive.table import Table, Tables
-from nsqtools.archive.table_writer import Messages, TablePlan, TableWriter, Unfit
+from nsqtools.archive.table_writer import Draft, Messages, TablePlan, TableWriter, Unfit
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.records.envelope import BodyKind
 
 RESULT = "nsq-ingest-result.json"
+STAGING = "_ingest"
+"""The folder of files of Parquet until their batch is committed, next to the tables."""
 
 
 @dataclass
@@ -99,7 +105,7 @@ class TableFiles(DataSourceArrowWriter):
         parse_place(self._result).put(RESULT, encode_result(tasks))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave the uncommitted files, which a vacuum of the table removes."""
+        """Leave the uncommitted files, which the next batch or a vacuum of the table removes."""
 
 
 class TableFormat(DataSource):
@@ -128,8 +134,25 @@ def _write(batches: Iterator[pyarrow.RecordBatch], plan: TablePlan, folder: Path
             break
         for draft in drafts:
             Path(draft.path).unlink()
-    of_tables = tables.by_table(drafts).items()
-    return Written([file for table, each in of_tables for file in table.put(each)], writer.unfit)
+    return Written(_put(tables, drafts), writer.unfit)
+
+
+def _put(tables: Tables, drafts: Sequence[Draft]) -> list[TableFile]:
+    """Store the files of a task, which no reader sees before they are committed."""
+    if tables.plan.is_delta:
+        of_tables = tables.by_table(drafts).items()
+        return [file for table, of_table in of_tables for file in table.put(of_table)]
+    base = parse_place(tables.plan.base)
+    for draft in drafts:
+        name, path = staged_name(draft.file.path), Path(draft.path)
+        base.verify(name, path, base.put_file(name, path))
+        base.put(hidden_name(name, MANIFEST), manifest_of(draft.file, path))
+    return [draft.file for draft in drafts]
+
+
+def staged_name(path: str) -> str:
+    """Return the name of a file until its batch is committed. Globs of Parquet do not match it."""
+    return f"{STAGING}/{hash_path(path)}"
 
 
 class _TaskRows:

@@ -43,8 +43,8 @@ def test_misfits_of_the_last_day_and_old_tables_are_problems(
     clicks, views = (str(parse_place(lake) / topic) for topic in ("clicks", "views"))
     newest_s = [max(message.timestamp_ns for message in each) / 1e9 for each in (new, old)]
     assert measured.topics == [
-        TopicRows(clicks, "clicks", 4, newest_s[0], 1),
-        TopicRows(views, "views", 2, newest_s[1], 0),
+        TopicRows(clicks, "clicks", 4, newest_s[0], 1, is_delta, [], f"{lake}-wide/clicks"),
+        TopicRows(views, "views", 2, newest_s[1], 0, is_delta, [], f"{lake}-wide/views"),
     ]
     problems = [(each.kind, each.where, each.text) for each in find_lake_problems(measured, NOW_S)]
     assert problems[0][:2] == ("not readable", f"{lake}/nothing")

@@ -33,7 +33,7 @@ from nsqtools.archive.columns import (
     message_schema,
     read_batches,
 )
-from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, is_table
+from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander, Landings
 from nsqtools.archive.layout import Head, TimeRange, index_of
@@ -601,9 +601,8 @@ def test_metrics_have_the_rows_and_the_newest_time_of_each_topic(tmp_path: Path)
 def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) -> None:
     log = write_archive(tmp_path / "a.log", MESSAGES, head=Head("a" * 32, 1))
     lander = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path)
-    (tmp_path / "lake").mkdir()
-    (tmp_path / "lake" / INGESTED).touch()
-    with pytest.raises(ConfigurationError, match="belongs to nsq spark ingest"):
+    (tmp_path / "lake" / "_spark_metadata").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="is written by Spark, whose log has its files"):
         lander.land([log])
     assert log.exists()
 

@@ -75,7 +75,9 @@ def check(tables: Iterable[Table], messages: int) -> None:
     assert_each_once(bodies, [b"%07d" % number for number in range(messages)])
 
 
+@pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_ingestion_through_kills(
+    format: str,
     nsqd: GoNsqd,
     spawn_nsq: SpawnNsq,
     run_spark: RunSpark,
@@ -83,7 +85,7 @@ def test_ingestion_through_kills(
     in_background: Callable[..., Future[None]],
     tmp_path: Path,
 ) -> None:
-    """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver (Delta).
+    """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver.
 
     The JVM of that driver is halted, as if it were slow to end: until it has ended nobody else may
     take the files of its last batch for leftovers.
@@ -99,8 +101,7 @@ def test_ingestion_through_kills(
     for name, source in sources.items():
         output, checkpoint = str(lakes / name), str(lakes / f"{name}.checkpoint")
         commands[name] = ["spark", "ingest", *source, "-o", output, "--checkpoint", checkpoint]
-        commands[name] += ["--max-rows-per-trigger", "300"]
-    commands[ARCHIVE] += ["--format", "delta"]
+        commands[name] += ["--max-rows-per-trigger", "300", "--format", format]
     started = ["--trigger", "0s", "--master", "local[2,4]"]
 
     def start(name: str) -> subprocess.Popen[bytes]:

@@ -104,3 +104,19 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
     assert "--driver-memory" in explained.hint
     with pytest.raises(ZeroDivisionError), spark_errors(settings):  # of others
         _ = 1 / 0
+
+
+def test_an_error_that_is_no_exception_of_java_is_reported(
+    spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
+) -> None:
+    """A class whose own dependency is missing: NoClassDefFoundError, in the thread of the query."""
+    setting = "spark.sql.streaming.commitProtocolClass"
+    spark.conf.set(setting, "org.apache.logging.log4j.core.async.AsyncLogger")
+    rows = spark.readStream.format("rate").load()
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "cp"))
+    reason = "Spark failed: NoClassDefFoundError: com/lmax/disruptor/"
+    try:
+        with pytest.raises(NsqError, match=reason), spark_errors(spark_settings):
+            writer.start(str(tmp_path / "out")).awaitTermination()
+    finally:
+        spark.conf.unset(setting)

@@ -28,6 +28,7 @@ from nsqtools.spark.jobs.ingestion import (
     lock_directories,
     mark_directories,
 )
+from nsqtools.spark.jobs.table_sink import BEGUN_NOTE, encode_note
 
 SOURCE = "the topic clicks, channel spark"
 NESTED = (("a", "a"), ("a", "a/b"), ("a/b", "a"))
@@ -37,8 +38,7 @@ def places_at(
     output: Path | Place, checkpoint: Path | Place, *, is_delta: bool = False
 ) -> IngestPlaces:
     both = (parse_place(str(place)) for place in (output, checkpoint))
-    plan = TablePlan(str(output), is_delta=True, host="") if is_delta else None
-    return IngestPlaces(*both, plan=plan)
+    return IngestPlaces(*both, TablePlan(str(output), is_delta, host=""))
 
 
 @pytest.fixture
@@ -86,11 +86,19 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
 
 
 def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[Path, Path]) -> None:
-    with (
-        lock_directories(SOURCE, places_at(*places)),
-        pytest.raises(OutputError, match="another run writes to"),
-    ):
-        lock_directories(SOURCE, places_at(*places)).__enter__()
+    with lock_directories(SOURCE, places_at(*places)):
+        with pytest.raises(OutputError, match="another run writes to"):
+            lock_directories(SOURCE, places_at(*places)).__enter__()
+        staged = places[0] / "_ingest" / "0123"
+        staged.parent.mkdir()
+        staged.touch()
+    assert not staged.exists()
+
+
+def test_an_output_of_the_sink_of_spark_is_adopted_without_files_of_no_batch(
+    places: tuple[Path, Path],
+) -> None:
+    """As 0.3 left it; the log goes when the query starts."""
     output = places[0]
     folder = output / "topic=a" / "date=2026-09-21"
     folder.mkdir(parents=True)
@@ -98,6 +106,7 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     for name in names:
         (folder / name).touch()
         (folder / f".{name}.crc").touch()
+    (folder / "web1-0123.parquet").touch()  # which landed there before the first batch
     log = output / "_spark_metadata"
     (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
     (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
@@ -105,9 +114,13 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     with lock_directories(SOURCE, places_at(*places)):
         kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
-    assert kept == names[:3]
-    assert len(list(folder.iterdir())) == 6
+    assert kept == sorted([*names[:3], "web1-0123.parquet"])
+    assert len(list(folder.iterdir())) == 7
+    assert json.loads((output / BEGUN_NOTE).read_text())["number"] == 3
     (folder / "part-1.parquet").touch()
+    with lock_directories(SOURCE, places_at(*places)):  # and only once
+        assert (folder / "part-1.parquet").exists()
+    (output / BEGUN_NOTE).unlink()
     for unreadable in ("", "v2\n{}"):  # by a power cut, say: nothing is removed then
         (log / "0").write_text(unreadable)
         with pytest.raises(OutputError, match="cannot read"):
@@ -122,14 +135,15 @@ def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes
     put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
     with lock_directories(SOURCE, places_at(output, checkpoint)):
         put("checkpoint/offsets/0", b"{}")
-        put(f"{folder}/kept.parquet", b"x")
-        put(f"{folder}/left.parquet", b"x")
-        line = json.dumps({"path": f"s3a://{bucket.name}/{folder}/kept.parquet"})
+        put(f"{folder}/part-kept.parquet", b"x")
+        put(f"{folder}/part-left.parquet", b"x")
+        line = json.dumps({"path": f"s3a://{bucket.name}/{folder}/part-kept.parquet"})
         put("out/_spark_metadata/0", f"v1\n{line}\n".encode())
+        output.delete(BEGUN_NOTE)
 
     mark_directories(SOURCE, places_at(output, checkpoint))
-    assert f"{folder}/kept.parquet" in bucket.names()
-    assert f"{folder}/left.parquet" not in bucket.names()
+    assert f"{folder}/part-kept.parquet" in bucket.names()
+    assert f"{folder}/part-left.parquet" not in bucket.names()
     with pytest.raises(ConfigurationError, match="must not contain each other"):
         mark_directories(SOURCE, places_at(output, parse_place(f"{output}/checkpoint")))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
@@ -141,13 +155,13 @@ def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes
     numbers = NumberedObjects(checkpoint / LOCK)
     numbers.number = numbers.latest()
     numbers.append(b"{}")  # as a run that waited for the end of the lease
-    put(f"{folder}/left.parquet", b"x")
+    put("out/_ingest/0123", b"x")
     with pytest.raises(OutputError, match="another run writes to"):
         holding.__exit__(None, None, None)
     with pytest.raises(OutputError, match="another run writes to"):
         place.raise_if_lost()
 
-    assert f"{folder}/left.parquet" in bucket.names()
+    assert "out/_ingest/0123" in bucket.names()
 
 
 def log_entry(output: Path, name: str) -> str:
@@ -189,7 +203,7 @@ def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
         if is_delta:
             table.commit([], app_id="query", number=number + 1)
         else:
-            (output / "_spark_metadata" / str(number)).write_text("v1")
+            (output / BEGUN_NOTE).write_bytes(encode_note(number + 1))
 
     if is_delta:
         shutil.rmtree(output / "_spark_metadata")

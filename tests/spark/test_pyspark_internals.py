@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from plugins.spark import SparkSession
 
+from nsqtools.archive.place import LocalPlace
 from nsqtools.spark import pyspark_internals
 from nsqtools.spark.pyspark_internals import (
     BEYOND,
     OLDEST,
     QUERY_LOGGERS,
+    delete_folder,
     launch,
     redirect_accumulator_errors,
 )
@@ -76,3 +78,10 @@ def test_the_end_of_the_jvm_is_told_to_the_log(spark: SparkSession) -> None:
     context._accumulatorServer.handle_error(None, None)  # type: ignore[attr-defined]
 
     assert said == ["NoneType: None\n"]
+
+
+def test_a_folder_is_deleted_with_everything_in_it(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a b" / "c").mkdir(parents=True)
+    (tmp_path / "a b" / "c" / "file").touch()
+    delete_folder(spark, LocalPlace(tmp_path / "a b").hadoop_url)
+    assert list(tmp_path.iterdir()) == []

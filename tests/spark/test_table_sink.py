@@ -1,7 +1,10 @@
-"""The sink of ``nsq spark ingest --format delta``, whose tasks run here in place of Spark."""
+"""The sink of ``nsq spark ingest``, whose tasks run here in place of Spark."""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,14 @@ from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.parquet import read
+from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.place_url import parse_place
+from nsqtools.archive.replacements import REPLACED
 from nsqtools.archive.table import Tables
 from nsqtools.archive.table_writer import TablePlan
 from nsqtools.records.envelope import BodyKind, decode_dead_letter
-from nsqtools.spark.jobs.table_sink import TableSink, last_number
-from nsqtools.spark.table_format import TableFiles, decode_plan
+from nsqtools.spark.jobs.table_sink import BEGUN_NOTE, TableSink, encode_note, last_number
+from nsqtools.spark.table_format import TableFiles, decode_plan, staged_name
 
 TS_NS = 1_790_000_000_000_000_000
 
@@ -67,15 +72,19 @@ def content(table: Path) -> list[tuple[Any, ...]]:
     return sorted(values, key=lambda value: value[0])
 
 
+def checkpoint_at(path: Path) -> Path:
+    path.mkdir()
+    (path / "metadata").write_text(json.dumps({"id": path.name}))
+    return path
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    (tmp_path / "cp").mkdir()
-    (tmp_path / "cp" / "metadata").write_text('{"id": "query"}')
-    return tmp_path / "cp"
+    return checkpoint_at(tmp_path / "query")
 
 
-def sink_for(url: object, checkpoint: Path, **options: Any) -> TableSink:
-    plan = TablePlan(str(url), True, "", BodyKind.json, **options)
+def sink_for(url: object, checkpoint: Path, *, is_delta: bool = True, **options: Any) -> TableSink:
+    plan = TablePlan(str(url), is_delta, "", BodyKind.json, **options)
     return TableSink(plan, parse_place(str(checkpoint)))
 
 
@@ -111,22 +120,91 @@ def test_a_batch_is_in_each_table_once_after_a_kill_between_two_commits(
     assert content(lake / "b") == [('{"v": "x"}', "x", None), ('{"v": "y"}', "y", None)]
 
 
+def test_a_batch_of_parquet_is_there_once_whichever_step_a_kill_precedes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch brings a new column, so a repetition that wrote it again would differ, too."""
+    batches: list[Any] = [
+        Batch(a={0: '{"v": 1}'}),
+        Batch(a={1: '{"v": 2, "w": 3}', -1: "bare"}, b={1: '{"v": "y"}'}),
+    ]
+    for step in count():
+        lake, checkpoint = tmp_path / f"lake{step}", checkpoint_at(tmp_path / f"cp{step}")
+        sink_for(lake / "{topic}", checkpoint, is_delta=False)(batches[0], 0)
+        with monkeypatch.context() as patch:
+            was_killed = kill_after(step, patch)
+            with suppress(KeyboardInterrupt):
+                sink_for(lake / "{topic}", checkpoint, is_delta=False)(batches[1], 1)
+        again = sink_for(lake / "{topic}", checkpoint, is_delta=False)
+        again(batches[1], 1)
+
+        bodies = [("bare", None, "it is not JSON"), ('{"v": 1}', 1, None)]
+        assert content(lake / "a") == [*bodies, ('{"v": 2, "w": 3}', 2, None)], step
+        assert content(lake / "b") == [('{"v": "y"}', "y", None)], step
+        assert not [path for path in (lake / "_ingest").iterdir() if path.is_file()], step
+        assert last_number(again.plan, "query") == 2
+        if not was_killed:
+            break
+    assert step > 10
+
+
+def kill_after(steps: int, patch: pytest.MonkeyPatch) -> list[str]:
+    """Interrupt the change of a place that follows this many ones; return what was interrupted."""
+    numbers, killed = count(), list[str]()
+
+    def wrap(name: str) -> Any:
+        change = getattr(LocalPlace, name)
+
+        def interrupted(*arguments: Any) -> Any:
+            if next(numbers) == steps:
+                killed.append(name)
+                raise KeyboardInterrupt
+            return change(*arguments)
+
+        return interrupted
+
+    for name in ("put", "put_file", "put_if_absent", "move", "delete"):
+        patch.setattr(LocalPlace, name, wrap(name))
+    return killed
+
+
+def test_a_file_that_was_compacted_after_a_kill_does_not_return(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    """In a bucket, a kill between the copy and the deletion of a move leaves both."""
+    lake = tmp_path / "lake"
+    batch: Any = Batch(a={0: '{"v": 1}'})
+    sink = sink_for(lake, checkpoint, is_delta=False)
+    sink(batch, 0)
+    [file] = lake.rglob("*.parquet")
+    path = file.relative_to(lake).as_posix()
+    (lake / staged_name(path)).write_bytes(file.read_bytes())
+    (lake / BEGUN_NOTE).write_bytes(encode_note(1, [("", path)]))
+    file.rename(file.with_name("compacted.parquet"))
+    record = lake / REPLACED / f"{file.parent.relative_to(lake)}.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"version": 1, "rows": {path: 1}}))
+
+    sink(batch, 0)
+    assert content(lake) == [('{"v": 1}', 1, None)]
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
 def test_a_batch_is_written_again_if_another_writer_gave_a_column_another_type(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, is_delta: bool
 ) -> None:
     table, letters = tmp_path / "table", tmp_path / "dead.jsonl"
     other, batch = Batch(a={5: '{"v": "text"}'}), Batch(a={0: '{"v": 1}', 1: '{"v": "x"}'})
     others: list[Any] = [other]
-    sink = sink_for(table, checkpoint, dead_letters=str(letters))
+    sink = sink_for(table, checkpoint, is_delta=is_delta, dead_letters=str(letters))
     evolve = Tables.evolve_schemas
 
     def overtaken(self: Tables, schemas: Any) -> bool:
         if others:
-            sink_for(table, tmp_path / "other")(others.pop(), 0)
+            sink_for(table, other_checkpoint, is_delta=is_delta)(others.pop(), 0)
         return evolve(self, schemas)
 
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "metadata").write_text('{"id": "other"}')
+    other_checkpoint = checkpoint_at(tmp_path / "other")
     monkeypatch.setattr(Tables, "evolve_schemas", overtaken)
     sink(batch, 0)
 

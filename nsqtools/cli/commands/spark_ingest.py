@@ -156,8 +156,8 @@ def ingest(
         Any,
         place_opt(
             "--output -o DIR",
-            "Directory or s3://BUCKET/PREFIX for Parquet or Delta; with {topic}, a Delta table for "
-            "each topic.",
+            "Directory or s3://BUCKET/PREFIX for Parquet or Delta; with {topic}, a table for each "
+            "topic.",
         ),
     ],
     checkpoint: Annotated[
@@ -202,20 +202,13 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.jobs.ingestion import IngestPlaces, IngestRun
 
     if once and trigger is not None:
         runtime.info("nsq: --trigger has no effect with --once")
     check_input(archive, topics)
-    plan = None
-    if format is TableFormat.delta:
-        plan = _plan_tables(output, bodies, archive, topics, runtime)
-        output = place(plan.base)
-    else:
-        _refuse_options_of_delta(output, bodies)
-    columns = Bodies(bodies.body, bodies.fields(needed=plan is None))
-    places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, plan)
+    plan = _plan_tables(output, format, bodies, archive, topics, runtime)
+    places = IngestPlaces(place(plan.base).absolute(), checkpoint.absolute(), plan)
     options = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     options["failOnDataLoss"] = str(fail_on_data_loss).lower()
     if archive.archive_dir is None:
@@ -243,9 +236,14 @@ def ingest(
 
 
 def _plan_tables(
-    output: Place, bodies: BodyOptions, archive: ArchiveInput, topics: TopicInput, runtime: Runtime
+    output: Place,
+    format: TableFormat,
+    bodies: BodyOptions,
+    archive: ArchiveInput,
+    topics: TopicInput,
+    runtime: Runtime,
 ) -> TablePlan:
-    """Return the plan of Delta tables. Raises `NsqError`."""
+    """Return the plan of the tables. Raises `NsqError`."""
 
     def have_many_topics() -> bool:
         from nsqtools.archive.finding import find_archives
@@ -259,24 +257,11 @@ def _plan_tables(
         str(output.absolute()),
         "",
         {},
-        is_delta=True,
+        is_delta=format is TableFormat.delta,
         has_many_topics=have_many_topics,
         info=runtime.info,
         option="--format",
     )
-
-
-def _refuse_options_of_delta(output: Place, bodies: BodyOptions) -> None:
-    """Raise `ConfigurationError` for options that need a Delta table."""
-    from nsqtools.archive.table_places import TOPIC as TOPIC_TOKEN
-
-    is_set = {
-        f"{TOPIC_TOKEN} in --output": TOPIC_TOKEN in str(output),
-        "--partition-by": bool(bodies.partition_by),
-        "--dead-letter-file": bodies.dead_letter_file is not None,
-    }
-    for name in filter(is_set.get, is_set):
-        raise ConfigurationError(f"{name} needs --format delta", hint="Add --format delta.")
 
 
 def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:

@@ -1,22 +1,19 @@
 """Ingestion: a live topic or an archive into Parquet or Delta, each message once.
 
-Spark provides exactly-once delivery: the source repeats a batch unchanged, and the output has a log
-of its batches (``_spark_metadata`` of the file sink, or the log of the Delta table). This requires
-that output and checkpoint stay together, which Spark does not check. It numbers batches in the
-checkpoint and skips the numbers in the output's log. A new checkpoint with an old output would skip
-its first batches, and an old checkpoint with a new output would begin in the middle: messages would
-be lost silently. So both are marked with one identity (`mark_directories`) and locked for one run,
-and any other combination is refused, as is a place that was restored from a copy and is older than
-the other (`refuse_older`).
+Spark provides exactly-once delivery: the source repeats a batch unchanged, and the output records
+the number of its last batch (`table_sink`). This requires that output and checkpoint stay together,
+which Spark does not check. It numbers batches in the checkpoint, and the sink skips the numbers
+that the output has. A new checkpoint with an old output would skip its first batches, and an old
+checkpoint with a new output would begin in the middle: messages would be lost silently. So both are
+marked with one identity (`mark_directories`) and locked for one run, and any other combination is
+refused, as is a place that was restored from a copy and is older than the other (`refuse_older`).
 
-Files of an interrupted batch are not in the sink's log, and Spark ignores them. Other readers of
-the directory would count their messages twice, so these files are removed.
+Trap: when this process is killed, its JVM survives it for a moment, and its tasks may still write
+files. So the JVM inherits the lock of the checkpoint, which is released only when both have ended.
 
-Trap: when this process is killed, its JVM survives it for a moment and may still commit its batch.
-The files of that batch are no leftovers yet. So the JVM inherits the lock of the checkpoint, which
-is released only when both have ended.
-
-Delta tables have no leftovers: see `table_sink`.
+0.3.0 wrote Parquet with Spark's own sink, whose log (``_spark_metadata``) has the valid files. Such
+an output becomes a plain folder of Parquet: the number of its last batch is recorded, files that
+are not in the log are removed, and then the log itself is (`_adopt_files`, `IngestRun.start`).
 """
 
 from __future__ import annotations
@@ -35,8 +32,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nsqtools.archive.body_columns import ERROR
-from nsqtools.archive.catalog import DAY_NS
 from nsqtools.archive.delta import INGESTED, SINK_LOG, refuse_other_form
 from nsqtools.archive.finding import committed_names
 from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_errors
@@ -47,8 +42,17 @@ from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
-from nsqtools.spark.jobs.table_sink import NOTE, TableSink, last_number, query_id
-from nsqtools.spark.pyspark_internals import struct_of
+from nsqtools.spark.jobs.table_sink import (
+    BEGUN_NOTE,
+    NOTE,
+    TableSink,
+    encode_note,
+    finish_batch,
+    last_number,
+    query_id,
+    remove_staged,
+)
+from nsqtools.spark.pyspark_internals import delete_folder, struct_of
 
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
@@ -59,7 +63,8 @@ BEGUN, COMMITS = "offsets", "commits"  # Spark's logs of the batches that began,
 class IngestMark:
     """The mark of an output and its checkpoint, with a random ``id``.
 
-    ``body`` and ``fields`` are the columns of bodies. Versions that wrote only bytes had neither.
+    ``body`` is the kind of bodies. Versions that wrote only bytes had none. 0.3.0 recorded the
+    columns in ``fields``.
     """
 
     id: str
@@ -71,22 +76,19 @@ class IngestMark:
 
 
 class IngestPlaces(NamedTuple):
-    """The places of a query, its columns for bodies, and the plan of Delta tables.
+    """The places of a query, and the plan of its tables.
 
-    Without a ``plan`` the output is Parquet, which Spark's own sink writes. With tables of topics
-    the output is the folder above them.
+    With tables of topics the output is the folder above them.
     """
 
     output: Place
     checkpoint: Place
-    bodies: Bodies = BYTES
-    plan: TablePlan | None = None
+    plan: TablePlan
 
     @property
     def source_bodies(self) -> Bodies:
-        """The columns of bodies in the source: the sink of Delta tables adds those of fields."""
-        is_text = self.plan is not None and self.bodies.kind is not BodyKind.binary
-        return Bodies(BodyKind.string) if is_text else self.bodies
+        """The columns of bodies in the source: the sink adds those of fields."""
+        return BYTES if self.plan.body is BodyKind.binary else Bodies(BodyKind.string)
 
     @property
     def damage(self) -> Place:
@@ -113,11 +115,11 @@ def lock_directories(source: str, places: IngestPlaces) -> Iterator[tuple[PlaceL
 def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
     """Create and mark two places for ``source``, or check that they have its mark.
 
-    Returns the places with the columns of bodies that the output has, which an earlier version may
+    Returns the places with the kind of bodies that the output has, which an earlier version may
     have chosen. Raises `ConfigurationError` if they belong to another job, and `OutputError`.
     """
     output, checkpoint = places.output.absolute(), places.checkpoint.absolute()
-    bodies = places.bodies
+    kind = places.plan.body
     refuse_nested("--output", output, checkpoint)
     with translating_errors("use", output):
         mark = _read_mark(checkpoint, CHECKPOINT_MARK)
@@ -125,7 +127,7 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
         if mark is None:
             _refuse_foreign(output, checkpoint, output_mark)
             urls = str(output), str(checkpoint)
-            mark = IngestMark(uuid.uuid4().hex, source, *urls, bodies.kind.value, bodies.fields)
+            mark = IngestMark(uuid.uuid4().hex, source, *urls, kind.value)
             # A kill between the two leaves an unmarked, empty output, which is marked later.
             _write_mark(checkpoint, CHECKPOINT_MARK, mark)
             _write_mark(output, INGESTED, mark)
@@ -148,38 +150,19 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",
                 hint="Restore it, or start with a new checkpoint and a new output.",
             )
-        if not mark.body and bodies.kind is not BodyKind.json:
-            return places._replace(bodies=BYTES)
-        _refuse_other_bodies(mark, bodies)
-        # A table decides on its columns itself.
-        if places.plan is None:
-            _refuse_other_fields(mark, bodies)
-        if bodies.fields != mark.fields:  # The user added fields, which is allowed.
-            mark = replace(mark, fields=bodies.fields)
-            checkpoint.put(CHECKPOINT_MARK, _encode_mark(mark))
+        if not mark.body and kind is not BodyKind.json:
+            return places._replace(plan=replace(places.plan, body=BodyKind.binary))
+        _refuse_other_bodies(mark, kind)
         return places
 
 
-def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
-    kind = mark.body or BodyKind.binary.value
-    if bodies.kind.value != kind:
+def _refuse_other_bodies(mark: IngestMark, kind: BodyKind) -> None:
+    of_output = mark.body or BodyKind.binary.value
+    if kind.value != of_output:
         raise ConfigurationError(
-            f"bodies in {mark.output} are {kind}, not {bodies.kind.value}",
-            hint=f"Continue with --body {kind}, or give a new output and a new checkpoint.",
+            f"bodies in {mark.output} are {of_output}, not {kind.value}",
+            hint=f"Continue with --body {of_output}, or give a new output and a new checkpoint.",
         )
-
-
-def _refuse_other_fields(mark: IngestMark, bodies: Bodies) -> None:
-    """Refuse columns whose types differ from those of the output."""
-    output_fields, fields = (
-        schema["properties"] if schema else {} for schema in (mark.fields, bodies.fields)
-    )
-    for name in output_fields:
-        if fields.get(name) != output_fields[name]:
-            raise ConfigurationError(
-                f"{name} in the schema differs from {mark.output}",
-                hint="Only add fields to the schema, or give a new output and a new checkpoint.",
-            )
 
 
 def _refuse_foreign(output: Place, checkpoint: Place, output_mark: IngestMark | None) -> None:
@@ -226,16 +209,17 @@ def refuse_older(places: IngestPlaces) -> None:
 
     Raises `ConfigurationError`, `OutputError` and ``OSError``.
     """
-    output, checkpoint = (place.absolute() for place in places[:2])
-    if places.plan is None or not places.plan.is_by_topic:
-        refuse_other_form(output, "--format", is_delta=places.plan is not None)
+    output, checkpoint, plan = places.output.absolute(), places.checkpoint.absolute(), places.plan
+    if not plan.is_by_topic:
+        refuse_other_form(output, "--format", is_delta=plan.is_delta)
     # The checkpoint records that a batch begins before the output has it, and that it ended after.
-    begun, ended = _last_batch(checkpoint, BEGUN), _last_batch(checkpoint, COMMITS)
-    written = _last_batch(output, SINK_LOG)
-    if places.plan is not None:
+    begun = _last_batch(checkpoint, BEGUN)
+    if _is_of_sparks_sink(places):
+        ended, written = _last_batch(checkpoint, COMMITS), _last_batch(output, SINK_LOG)
+    else:
         # Numbers of commits begin at 1, and batches without new messages have no commit.
         ended = (checkpoint.read_json(NOTE) or 0) - 1
-        written = last_number(places.plan, query_id(checkpoint)) - 1
+        written = last_number(plan, query_id(checkpoint)) - 1
     if ended <= written <= begun:
         return
     older, newer = places[:2] if written < ended else (places.checkpoint, places.output)
@@ -245,13 +229,21 @@ def refuse_older(places: IngestPlaces) -> None:
     )
 
 
+def _is_of_sparks_sink(places: IngestPlaces) -> bool:
+    """Return whether Spark's sink wrote the output last. An unused output counts, too."""
+    output, checkpoint = places.output.absolute(), places.checkpoint.absolute()
+    notes = checkpoint.read_json(NOTE), output.read_json(BEGUN_NOTE)
+    return not places.plan.is_delta and notes == (None, None)
+
+
 def _last_batch(place: Place, log: str) -> int:
     """Return the number of the last batch in one of Spark's logs, -1 if it is empty."""
     names = (entry.name.rpartition("/")[2].removesuffix(".compact") for entry in place.list(log))
     return max(map(int, filter(str.isdecimal, names)), default=-1)
 
 
-_DATA = re.compile(r"(topic=[^/]*/date=[^/]*/)([^/]*\.parquet)")
+# Spark's names. A folder without a batch may have files of other programs.
+_DATA = re.compile(r"(topic=[^/]*/date=[^/]*/)(part-[^/]*\.parquet)")
 
 
 def remove_leftovers(places: IngestPlaces) -> None:
@@ -266,22 +258,29 @@ def remove_leftovers(places: IngestPlaces) -> None:
             # Spark refuses to begin if a kill left a temporary file of the first batch.
             for entry in list(checkpoint.list(BEGUN)):
                 checkpoint.delete(entry.name)
-        if places.plan is not None:  # Every reader of a Delta table follows its log.
+        if places.plan.is_delta:  # Every reader of a Delta table follows its log.
             return
-        place = places.output.absolute()
-        names = [entry.name for entry in place.list()]
-        counted = committed_names(place) or set()  # Spark creates the log with the end of a batch.
-        for match in filter(None, map(_DATA.fullmatch, names)):
-            if match[2] not in counted:
-                place.delete(match[0])
-                place.delete(f"{match[1]}.{match[2]}.crc")
+        output = places.output.absolute()
+        if _is_of_sparks_sink(places):
+            _adopt_files(output)
+        finish_batch(output)
+        remove_staged(output)
+
+
+def _adopt_files(output: Place) -> None:
+    """Take over the files of an output that Spark's sink wrote, and remove those of no batch."""
+    names = [entry.name for entry in output.list()]
+    counted = committed_names(output) or set()  # Spark creates the log with the end of a batch.
+    for match in filter(None, map(_DATA.fullmatch, names)):
+        if match[2] not in counted:
+            output.delete(match[0])
+            output.delete(f"{match[1]}.{match[2]}.crc")
+    output.put(BEGUN_NOTE, encode_note(_last_batch(output, SINK_LOG) + 1))
 
 
 POLL_S = 0.2  # The progress line changes five times a second, and a stop waits no longer.
 METRICS = "ingest"
 SPOOL = "spool"
-DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS} < 0, 1, 0)))"
-"""The date in UTC. Spark's functions of timestamps use the time zone of the session."""
 
 
 class IngestSource(NamedTuple):
@@ -369,32 +368,25 @@ class IngestRun:
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the query. The places must be locked."""
-        source_bodies, plan = self.places.source_bodies, self.places.plan
+        output, plan = self.places.output, self.places.plan
+        if not plan.is_delta and SINK_LOG in output.absolute().children()[1]:
+            # Spark and nsqtools would read only the files in this log of an earlier version.
+            delete_folder(spark, (output / SINK_LOG).hadoop_url)
+        source_bodies = self.places.source_bodies
         columns = struct_of(source_bodies.message_schema())
         options = {**self.source.options, **source_bodies.options()}
         stream = spark.readStream.schema(columns).options(**options).format(self.source.format)
         rows = stream.load()
         bodies = [name for name in ("body", "body_bytes") if name in columns.names]
-        misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
         rows = rows.observe(
             METRICS,
             F.count(F.lit(1)).alias("rows"),
             F.sum(F.coalesce(*map(F.octet_length, bodies))).alias("body_bytes"),
             F.max("ts_ns").alias("newest_ns"),
-            F.count(misfits).alias("misfits"),
         )
-        if plan is None:
-            rows = rows.withColumn("date", F.expr(DATE_IN_UTC))
+        self._sink = TableSink(plan, self.places.checkpoint)
         writer = rows.writeStream.option("checkpointLocation", self.places.checkpoint.hadoop_url)
-        if plan is not None:
-            # The kind of bodies may be that of an earlier version.
-            plan = replace(plan, body=self.places.bodies.kind)
-            self._sink = TableSink(plan, self.places.checkpoint)
-            writer = writer.foreachBatch(self._sink)
-        else:
-            writer = writer.format("parquet").partitionBy("topic", "date")
-            writer = writer.option("compression", "zstd")
-            writer = writer.option("path", self.places.output.hadoop_url)
+        writer = writer.foreachBatch(self._sink)
         if self.trigger_s is None:
             return writer.trigger(availableNow=True).start()
         interval_ms = round(self.trigger_s * 1000)
@@ -430,7 +422,7 @@ class IngestRun:
         return [damage for damage in damages if damage not in self._reported]
 
     def _end(self, query: StreamingQuery) -> None:
-        # An interrupted batch would leave files that readers other than Spark count.
+        # The next run would have to repeat an interrupted batch.
         batch = self._last_batch
         while self._last_batch == batch and query.isActive and query.status["isTriggerActive"]:
             time.sleep(POLL_S)
@@ -459,7 +451,6 @@ class IngestRun:
         metrics = progress["observedMetrics"][METRICS]
         self.counts.rows += metrics["rows"]
         self.counts.body_bytes += metrics["body_bytes"] or 0
-        self.counts.misfits += metrics["misfits"]
         if self._sink is not None:
             self.counts.misfits = self._sink.misfits
             self.counts.without_column = self._sink.without_column
