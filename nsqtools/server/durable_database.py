@@ -37,6 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from struct import iter_unpack, pack, unpack_from
 from types import MappingProxyType
@@ -137,7 +138,7 @@ _ADD_NEW = f"""INTO message SELECT CAST(q.key AS INTEGER), 0, CAST(m.key AS INTE
     FROM json_each(?1) q, json_each(q.value) b, json_each(b.value) m"""
 _INSERT_NEW = "INSERT OR IGNORE"  # a damaged key may be that of another message
 _ADD_OTHERS = f"INTO message SELECT a, b, c, d, e, substr(?2, f, g), h FROM {_columns(8)}"
-_ADD_BODY = f"INSERT INTO body SELECT a, substr(?2, b, c) FROM {_columns(3)}"
+_ADD_BODY = "INSERT INTO body VALUES (?,?)"
 _FINISH = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, 0, c FROM {_BY_QUEUE})"
 _DELETE = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, b, c FROM {_columns(3)})"
 _ROW = "queue = j.a AND message.due = 0 AND message.turn = j.b"
@@ -198,24 +199,26 @@ class StoredRow(NamedTuple):
 class _NewBodies:
     """The rows of long bodies that a transaction adds.
 
-    ``values`` are (number, offset, size), where the offset is that in all ``parts``.
+    ``counts`` has the number of ``parts`` by row.
     """
 
     def __init__(self, next_number: Callable[[], int]) -> None:
-        self.values: list[tuple[int, int, int]] = []
+        self.counts: dict[int, int] = {}
         self.parts: list[memoryview] = []
         self._next_number = next_number
+        self._number = self._size = 0  # of the last row
 
     def add(self, frame: bytes) -> tuple[int, bytes]:
         """Add the body of a frame; return the number, and what the row of the message has."""
         part = memoryview(frame)[BODY_AT:]
-        number, offset, size = self.values.pop() if self.values else (self._next_number(), 1, 0)
-        if size and size + len(part) > _BODY_BYTES:
-            self.values.append((number, offset, size))
-            number, offset, size = self._next_number(), offset + size, 0
-        self.values.append((number, offset, size + len(part)))
+        if not self.parts or self._size + len(part) > _BODY_BYTES:
+            self._number, self._size = self._next_number(), 0
+            self.counts[self._number] = 0
+        position = self._size.to_bytes(_POSITION_BYTES, "big")
+        self._size += len(part)
+        self.counts[self._number] += 1
         self.parts.append(part)
-        return number, frame[:BODY_AT] + size.to_bytes(_POSITION_BYTES, "big")
+        return self._number, frame[:BODY_AT] + position
 
 
 class Publish(NamedTuple):
@@ -384,9 +387,11 @@ class Database:
         for statement, values in ((_ADD_NEW, new), (_ADD_OTHERS, others)):
             if values:
                 self._writer.execute(f"{verb} {statement}", (json.dumps(values), b"".join(heads)))
-        if bodies.values:
-            data = b"".join(bodies.parts)
-            self._writer.execute(_ADD_BODY, (json.dumps(bodies.values), data))
+        # A statement for each row: to join and to divide the bodies of a transaction, which exceed
+        # the caches of a processor, takes more than to wait for the lock again.
+        parts = iter(bodies.parts)
+        for number, count in bodies.counts.items():
+            self._writer.execute(_ADD_BODY, (number, b"".join(islice(parts, count))))
 
     def _next_body(self) -> int:
         if self._last_body < 0:
@@ -411,7 +416,7 @@ class Database:
                 # the disk.
                 if body not in numbers:
                     numbers[body] = self._next_body()
-                    run("INSERT INTO body VALUES (?,?)", (numbers[body], data))
+                    run(_ADD_BODY, (numbers[body], data))
                 values = (*key, crc32(frame, key[0]), head, numbers[body])
                 run(f"{_INSERT_NEW} INTO message VALUES (?,?,?,?,?,?,?)", values)
             run("COMMIT")
