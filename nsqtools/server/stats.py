@@ -141,8 +141,16 @@ def stats_lines(stats: NsqdStats, start_ns: int) -> Iterator[str]:
             yield f"   {name:<25}\t{value}"
     yield from ("", "Topics:" if stats.topics else "Topics: None")
     now_s = now_ns // 1_000_000_000
-    for index, topic in enumerate(stats.topics or ()):
-        yield from _topic(topic, now_s, "\n" if index else "")
+    separator = ""
+    for topic in stats.topics or ():
+        prefix = separator + ("*P " if topic.paused else "   ")
+        latency = _latency(topic.e2e_processing_latency)
+        yield _TOPIC_LINE % (prefix, *_topic_values(topic), latency)
+        separator = "\n"
+        for channel in topic.channels:
+            yield _channel(channel)
+            for client in channel.clients or ():
+                yield "        " + _client(client, now_s)
     yield from ("", "Producers:" if stats.producers else "Producers: None")
     for client in stats.producers or ():
         yield "   " + _client(client, now_s)
@@ -159,16 +167,6 @@ _channel_values = attrgetter(
     *("channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count"),
     *("requeue_count", "timeout_count", "message_count"),
 )
-
-
-def _topic(topic: TopicStats, now_s: int, separator: str) -> Iterator[str]:
-    prefix = separator + ("*P " if topic.paused else "   ")
-    latency = _latency(topic.e2e_processing_latency)
-    yield _TOPIC_LINE % (prefix, *_topic_values(topic), latency)
-    for channel in topic.channels:
-        yield _channel(channel)
-        for client in channel.clients or ():
-            yield "        " + _client(client, now_s)
 
 
 def _channel(channel: ChannelStats) -> str:
