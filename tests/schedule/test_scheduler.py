@@ -181,12 +181,22 @@ def test_a_second_scheduler_takes_over_after_a_kill(
     nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path
 ) -> None:
     nsqd.create_channel("later", "check")
+    nsqd.create_channel(SCHEDULE_TOPIC, "scheduler")
     first = schedule(nsqd)
     wait_until(lambda: (tmp_path / "data" / "schedule.db").exists(), what="the first has started")
     second = schedule(nsqd)
     log = tmp_path / "log"
     wait_until(lambda: b"waiting for the scheduler" in log.read_bytes(), what="the second waits")
+
+    def consumers() -> set[str]:
+        clients = nsqd.channel_stats(SCHEDULE_TOPIC, "scheduler")["clients"]
+        return {client["remote_address"] for client in clients}
+
+    of_first = wait_until(consumers, what="the first consumes")
     first.kill()
+    # A message that nsqd sends to a connection just before it notices the kill comes again only
+    # after --msg-timeout.
+    wait_until(lambda: not of_first & consumers(), what="nsqd notices the kill")
     request_later(nsqd, encode_request("later", b"x", at_ns=time.time_ns()))
     wait_until(
         lambda: unfinished(nsqd, "later", "check") == 1, what="the second publishes", timeout_s=20
