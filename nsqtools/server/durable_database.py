@@ -74,6 +74,7 @@ _SETTINGS = (
     ("checkpoint_fullfsync", 1),
     ("wal_autocheckpoint", 0),  # `checkpoint_if_due` reports a failure, and this would not
     ("journal_size_limit", 0),  # truncate the log, so that its size shows its content
+    ("temp_store", 2),  # MEMORY: a file in /var/tmp would be on another disk, which may be full
     ("cell_size_check", 1),
     ("cache_size", -8192),  # in KiB: the pages of one transaction
 )
