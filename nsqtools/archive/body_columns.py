@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow
 from pyarrow import compute, string, types
 
-from nsqtools.archive.columns import KEYS_OF, message_schema, one_array, read_json
+from nsqtools.archive.columns import KEYS_OF, joined, message_schema, one_array, read_json
 from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
@@ -217,8 +217,7 @@ class BodyColumns:
         if self._types != types_before:
             self.misfits = misfits
             return self.add(batch)
-        [whole] = pyarrow.Table.from_batches(parts).combine_chunks().to_batches()
-        return whole
+        return joined(parts)
 
     def _evolve(self, values: Mapping[str, Any]) -> bool:
         """Add new fields; return whether a column has another type than Arrow has inferred."""
