@@ -37,7 +37,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from struct import iter_unpack, pack, unpack_from
 from types import MappingProxyType
@@ -198,27 +197,22 @@ class StoredRow(NamedTuple):
 
 
 class _NewBodies:
-    """The rows of long bodies that a transaction adds.
-
-    ``counts`` has the number of ``parts`` by row.
-    """
+    """The bodies in each row of long bodies that a transaction adds, by the number of the row."""
 
     def __init__(self, next_number: Callable[[], int]) -> None:
-        self.counts: dict[int, int] = {}
-        self.parts: list[memoryview] = []
+        self.rows: dict[int, list[memoryview]] = {}
         self._next_number = next_number
         self._number = self._size = 0  # of the last row
 
     def add(self, frame: bytes) -> tuple[int, bytes]:
         """Add the body of a frame; return the number, and what the row of the message has."""
         part = memoryview(frame)[BODY_AT:]
-        if not self.parts or self._size + len(part) > _BODY_BYTES:
+        if not self.rows or self._size + len(part) > _BODY_BYTES:
             self._number, self._size = self._next_number(), 0
-            self.counts[self._number] = 0
+            self.rows[self._number] = []
         position = self._size.to_bytes(_POSITION_BYTES, "big")
         self._size += len(part)
-        self.counts[self._number] += 1
-        self.parts.append(part)
+        self.rows[self._number].append(part)
         return self._number, frame[:BODY_AT] + position
 
 
@@ -390,9 +384,8 @@ class Database:
                 self._writer.execute(f"{verb} {statement}", (json.dumps(values), b"".join(heads)))
         # A statement for each row: to join and to divide the bodies of a transaction, which exceed
         # the caches of a processor, takes more than to wait for the lock again.
-        parts = iter(bodies.parts)
-        for number, count in bodies.counts.items():
-            self._writer.execute(_ADD_BODY, (number, b"".join(islice(parts, count))))
+        for number, parts in bodies.rows.items():
+            self._writer.execute(_ADD_BODY, (number, b"".join(parts)))
 
     def _next_body(self) -> int:
         if self._last_body < 0:
