@@ -8,7 +8,6 @@ A place is a table, a folder of tables of topics, or a local directory of logs t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from pyarrow import ArrowException, parquet
@@ -70,20 +69,25 @@ def _measure_tables(place: str, now_s: float) -> Iterator[TopicRows]:
             by_topic.setdefault(source.topic or "", []).append(source)
         for topic, sources in sorted(by_topic.items()):
             has_one_topic = len(by_topic) == 1 and is_valid_name(topic)
-            yield replace(
-                _rows_of(str(table), topic, sources, now_s),
+            newest_s, misfits = _measure_files(sources, now_s)
+            yield TopicRows(
+                str(table),
+                topic,
+                rows=sum(source.messages for source in sources),
+                newest_s=newest_s,
+                misfits=misfits,
                 is_delta=table in inputs.delta,
                 partition_by=[name for name, _ in sources[0].extras],
                 new_place=new_place if has_one_topic else "",
             )
 
 
-def _rows_of(table: str, topic: str, sources: Sequence[Source], now_s: float) -> TopicRows:
+def _measure_files(sources: Sequence[Source], now_s: float) -> tuple[float | None, int]:
+    """Return the time of the newest message, and the misfits in files of the last day."""
     times = {source.key: source.spans[0].max_ts / NS for source in sources if source.is_timed}
     recent = [source for source in sources if times.get(source.key, 0) >= now_s - RECENT_S]
     misfits = sum(map_archives(_misfits_in, [source.file for source in recent]))
-    rows = sum(source.messages for source in sources)
-    return TopicRows(table, topic, rows, max(times.values(), default=None), misfits)
+    return max(times.values(), default=None), misfits
 
 
 def _misfits_in(archive: ArchiveFile) -> int:
