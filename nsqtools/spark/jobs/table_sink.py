@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +88,12 @@ def finish_batch(output: Place) -> int:
     Returns the number of the batch, 0 before the first one. Raises ``OSError`` and `OutputError`.
     """
     note = _read_note(output)
+    _move_to_tables(output, note["number"], note["files"])
+    return int(note["number"])
+
+
+def _move_to_tables(output: Place, number: int, files: Sequence[tuple[str, str]]) -> None:
+    """Move the files of a batch that `BEGUN_NOTE` has, and note that they are in their tables."""
 
     def move(file: tuple[str, str]) -> None:
         folder, path = file
@@ -100,10 +106,9 @@ def finish_batch(output: Place) -> int:
         with suppress(FileNotFoundError):
             output.move(staged, name)
 
-    if note["files"]:
-        list(map_concurrently(move, note["files"], is_remote=output.is_remote))
-        output.put(BEGUN_NOTE, encode_note(note["number"]))
-    return int(note["number"])
+    if files:
+        list(map_concurrently(move, files, is_remote=output.is_remote))
+        output.put(BEGUN_NOTE, encode_note(number))
 
 
 def remove_staged(output: Place) -> None:
@@ -142,14 +147,14 @@ class TableSink:
         files = {table: [draft.file for draft in drafts] for table, drafts in groups.items()}
         if self.plan.dead_letters and written.unfit.bodies:
             self._append_dead_letters(files)
+        staged = [] if self.plan.is_delta else list(map(self._name_of, written.files))
         if files and (self.plan.is_by_topic or not self.plan.is_delta):
-            staged = [] if self.plan.is_delta else map(self._name_of, written.files)
             output.put(BEGUN_NOTE, encode_note(number + 1, staged))
         for table, of_table in files.items():
             if table.catalog is not None:
                 table.catalog.commit(of_table, app_id=query, number=number + 1)
         if not self.plan.is_delta:
-            finish_batch(output)
+            _move_to_tables(output, number + 1, staged)
             remove_staged(output)
         if files:
             self.checkpoint.put(NOTE, b"%d" % (number + 1))
