@@ -124,20 +124,20 @@ _SHRINK_COUNT = 64
 def _columns(count: int) -> str:
     """Return a subquery j of a JSON array of arrays, with the elements as columns a, b, c ..."""
     names = (f"json_extract(value,'$[{at}]') AS {chr(97 + at)}" for at in range(count))
-    return f"(SELECT {', '.join(names)} FROM json_each(?1)) j"
+    return f"(SELECT {', '.join(names)} FROM json_each(:rows)) j"
 
 
 _BY_QUEUE = """(SELECT CAST(q.key AS INTEGER) AS a, CAST(m.key AS INTEGER) AS b, m.value AS c
-    FROM json_each(?1) q, json_each(q.value) m) j"""
+    FROM json_each(:rows) q, json_each(q.value) m) j"""
 # c has the CRC, and in the lower bits offset and size of the frame.
 _CRC_SHIFT, _OFFSET_SHIFT = 31, 10
 _MAX_OFFSET = 1 << _CRC_SHIFT - _OFFSET_SHIFT
 _ADD_NEW = f"""INTO message SELECT CAST(q.key AS INTEGER), 0, CAST(m.key AS INTEGER), 0,
-    m.value >> {_CRC_SHIFT}, substr(?2, m.value >> {_OFFSET_SHIFT} & {_MAX_OFFSET - 1},
+    m.value >> {_CRC_SHIFT}, substr(:frames, m.value >> {_OFFSET_SHIFT} & {_MAX_OFFSET - 1},
     m.value & {(1 << _OFFSET_SHIFT) - 1}), nullif(CAST(b.key AS INTEGER), 0)
-    FROM json_each(?1) q, json_each(q.value) b, json_each(b.value) m"""
+    FROM json_each(:rows) q, json_each(q.value) b, json_each(b.value) m"""
 _INSERT_NEW = "INSERT OR IGNORE"  # a damaged key may be that of another message
-_ADD_OTHERS = f"INTO message SELECT a, b, c, d, e, substr(?2, f, g), h FROM {_columns(8)}"
+_ADD_OTHERS = f"INTO message SELECT a, b, c, d, e, substr(:frames, f, g), h FROM {_columns(8)}"
 _ADD_BODY = "INSERT INTO body VALUES (?,?)"
 _FINISH = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, 0, c FROM {_BY_QUEUE})"
 _DELETE = f"DELETE FROM message WHERE (queue, due, turn) IN (SELECT a, b, c FROM {_columns(3)})"
@@ -148,16 +148,16 @@ _DELIVER = f"""UPDATE message SET attempts = j.c FROM (SELECT * FROM {_BY_QUEUE}
     WHERE {_ROW}"""
 _COUNT = f"""UPDATE queue SET waiting = waiting + j.b, deferred = deferred + j.c,
     total = total + j.b + j.c FROM {_columns(3)} WHERE number = j.a"""
-_DUE = f"""FROM message WHERE queue=?1 AND due BETWEEN 1 AND ?2
+_DUE = f"""FROM message WHERE queue=:queue AND due BETWEEN 1 AND :until_ns
     ORDER BY due, turn LIMIT {BATCH_COUNT}"""
-_COME_DUE = f"""INSERT INTO message SELECT queue, 0, ?3 + row_number() OVER (ORDER BY due, turn),
+_COME_DUE = f"""INSERT INTO message SELECT queue, 0, :turn + row_number() OVER (ORDER BY due, turn),
     attempts, crc, frame, body FROM (SELECT * {_DUE})"""
 _NOT_DEFERRED = f"DELETE FROM message WHERE (queue,due,turn) IN (SELECT queue,due,turn {_DUE})"
 _DROP = f"""DELETE FROM message WHERE (queue, due, turn) IN
     (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {BATCH_COUNT})"""
-_NOT_LATER = """UPDATE message SET due = ?1 - later FROM
+_NOT_LATER = """UPDATE message SET due = :latest_ns - later FROM
     (SELECT due AS d, turn AS t, row_number() OVER (ORDER BY due DESC, turn DESC) AS later
-    FROM message WHERE queue=?2 AND due>?1) WHERE queue=?2 AND due=d AND turn=t"""
+    FROM message WHERE queue=:queue AND due>:latest_ns) WHERE queue=:queue AND due=d AND turn=t"""
 _LAST_BODY = "SELECT coalesce(max(number), 0) FROM body"
 _READ_BODY = "SELECT data FROM body WHERE number=?"
 _ID = f"substr(frame, 19, {ID_LENGTH})"
@@ -343,16 +343,17 @@ class Database:
             (_DELETE, [key for key in finished if key[1]]),
         ):
             if values:
-                run(statement, (json.dumps(values),))
+                run(statement, {"rows": json.dumps(values)})
         for number, until_ns, turn in step.come_due:
-            run(_COME_DUE, (number, until_ns, turn))
-            count = run(_NOT_DEFERRED, (number, until_ns)).rowcount
+            due = {"queue": number, "until_ns": until_ns}
+            run(_COME_DUE, due | {"turn": turn})
+            count = run(_NOT_DEFERRED, due).rowcount
             come_due[number] += count
             waiting[number] += count
             deferred[number] -= count
         counts = [(queue, waiting[queue], deferred[queue]) for queue in {*waiting, *deferred}]
         if counts:
-            run(_COUNT, (json.dumps(counts),))
+            run(_COUNT, {"rows": json.dumps(counts)})
 
     def _insert(self, rows: Iterable[Row], verb: str = "INSERT") -> None:
         """Insert messages. A frame that is in several queues is passed to SQLite once."""
@@ -381,7 +382,8 @@ class Database:
                 new_rows[turn] = crc << _CRC_SHIFT | offset << _OFFSET_SHIFT | size
         for statement, values in ((_ADD_NEW, new), (_ADD_OTHERS, others)):
             if values:
-                self._writer.execute(f"{verb} {statement}", (json.dumps(values), b"".join(heads)))
+                parameters = {"rows": json.dumps(values), "frames": b"".join(heads)}
+                self._writer.execute(f"{verb} {statement}", parameters)
         # A statement for each row: to join and to divide the bodies of a transaction, which exceed
         # the caches of a processor, takes more than to wait for the lock again.
         for number, parts in bodies.rows.items():
@@ -464,7 +466,8 @@ class Database:
         """
         for queue in self.queues:
             if queue.deferred:
-                self._writer.execute(_NOT_LATER, (latest_ns, queue.number))
+                parameters = {"latest_ns": latest_ns, "queue": queue.number}
+                self._writer.execute(_NOT_LATER, parameters)
 
     # -- reading, on the thread of the loop ------------------------------------------------------
 

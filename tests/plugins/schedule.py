@@ -27,7 +27,7 @@ from plugins.spark import SPARK_FIXTURES
 TESTS = Path(__file__).parents[1]
 QUICK = """archive client cluster files forward http protocol publish records replay tail transport
     cli/commands/test_to_http.py cli/options cli/parsing cli/render cli/top web/test_api.py
-    conformance/test_exchanges.py test_public_api.py test_startup.py"""
+    conformance/test_exchanges.py server/test_durable_path.py test_public_api.py test_startup.py"""
 
 # What these decide is the same on every Python and with every version of a package; together they
 # take as long as all the others.

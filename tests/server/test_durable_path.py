@@ -338,7 +338,7 @@ def test_channels_share_a_long_body_until_the_last_of_them_has_finished_it(
 def test_a_change_finds_its_messages_by_their_keys(tmp_path: Path, name: str) -> None:
     explain = f"EXPLAIN QUERY PLAN {getattr(durable_database, name)}"
     with closing(Database(tmp_path / DATABASE, is_new=True)) as database:
-        plan = {step for *_, step in database._writer.execute(explain, ("{}",))}
+        plan = {step for *_, step in database._writer.execute(explain, {"rows": "{}"})}
     search = "SEARCH message USING PRIMARY KEY (queue=? AND due=? AND turn=?)"
     assert {step for step in plan if " message" in step} == {search}
 
