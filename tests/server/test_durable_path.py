@@ -315,7 +315,8 @@ def test_channels_share_a_long_body_until_the_last_of_them_has_finished_it(
 
     nsqd.stop()
     files = DurablePath(tmp_path, DaemonLog(None, ""))
-    files.renew(files.open(), "is damaged").close()
+    with closing(files.open()) as opened:
+        files.renew(opened, "is damaged").close()
     [path] = tmp_path.glob("nsqd.durable.*.db")
     nsqd.start()
     for channel in "ab":
