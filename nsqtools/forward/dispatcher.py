@@ -50,16 +50,7 @@ from nsqtools.client.message import Batch, Message, MessageSource, touch_when_du
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import LineFile
-from nsqtools.forward.parcel import (
-    BatchingSink,
-    Circuit,
-    Counters,
-    Fate,
-    Outcome,
-    Parcel,
-    Sink,
-    WorkerSink,
-)
+from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
 from nsqtools.protocol.text import counted
 from nsqtools.records.envelope import encode_dead_letter
 
@@ -118,6 +109,10 @@ class Dispatcher:
         self.redelivered_count = 0  # messages that this run requeued and received again
         self._requeued_keys: set[Key] = set()
         self._sink = sink
+        # looked up as attributes, so that a wrapper of a sink may pass them on
+        self._flush_sink: Callable[[], None] | None = getattr(sink, "flush", None)
+        self._is_sink_stuck: Callable[[float, float], bool] | None
+        self._is_sink_stuck = getattr(sink, "is_stuck", None)
         self._counters = counters
         self._max_attempts = max_attempts
         self._attempts = Attempts(max_attempts)
@@ -462,10 +457,10 @@ class Dispatcher:
 
     def _watch_workers(self, now: float) -> None:
         """Pause the consumers while every worker hangs; other consumers get the messages."""
-        if not isinstance(self._sink, WorkerSink):
+        if self._is_sink_stuck is None:
             return
         timeouts_s = [parcel.messages._source.msg_timeout_s for parcel in self._parcels()]
-        is_stuck = bool(timeouts_s) and self._sink.is_stuck(now, max(timeouts_s)) is True
+        is_stuck = bool(timeouts_s) and self._is_sink_stuck(now, max(timeouts_s)) is True
         if is_stuck != self._is_stuck:
             self._is_stuck = is_stuck
             line = "every worker of %s takes longer than msg_timeout; pausing until one is done"
@@ -514,8 +509,8 @@ class Dispatcher:
 
     def flush(self) -> None:
         """Have the sink deliver incomplete batches, because no more messages will arrive."""
-        if isinstance(self._sink, BatchingSink):
-            self._sink.flush()
+        if self._flush_sink is not None:
+            self._flush_sink()
 
     def drain(self, timeout_s: float, on_iteration: Callable[[], None]) -> None:
         """Wait for deliveries under way, requeue the other messages and stop the sink."""

@@ -428,7 +428,8 @@ def forward_to(
     Raises `ConfigurationError` for invalid arguments and for ``max_attempts`` without a file, and
     `OutputError` if the file cannot be opened.
     """
-    check_argument("sink", sink, Sink)
+    for method in ("parts", "submit", "check", "stop"):
+        check_argument(f"sink.{method}", getattr(sink, method, None), Callable)
     check_argument("options", options, ClientOptions, Mapping, NONE)
     check_argument("max_attempts", max_attempts, int)
     if exit_idle_s is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 from nsqtools.client.attempts import Key, keys_of
@@ -187,12 +187,16 @@ class Circuit:
             self.retry_at = now + self._delays.next_delay_s()
 
 
-@runtime_checkable
 class Sink(Protocol):
     """A destination of messages.
 
     Its methods are called on one thread and must return soon, because that thread also touches the
-    messages.
+    messages. A sink may have two more:
+
+    - ``flush()`` delivers incomplete batches now, and all later messages without waiting. It may be
+      called several times.
+    - ``is_stuck(now, after_s)`` returns whether every worker has spent more than ``after_s`` on its
+      current part.
     """
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
@@ -210,22 +214,6 @@ class Sink(Protocol):
 
     def stop(self, timeout_s: float) -> None:
         """Wait at most ``timeout_s`` for deliveries under way, and close the connections."""
-
-
-@runtime_checkable
-class BatchingSink(Sink, Protocol):
-    """A sink in which messages wait for a batch to fill."""
-
-    def flush(self) -> None:
-        """Deliver incomplete batches now, and all later messages without waiting. Idempotent."""
-
-
-@runtime_checkable
-class WorkerSink(Sink, Protocol):
-    """A sink that delivers a limited number of parts at a time."""
-
-    def is_stuck(self, now: float, after_s: float) -> bool:
-        """Return whether every worker has spent more than ``after_s`` on its current part."""
 
 
 class ThreadedSink(ABC):
