@@ -14,7 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,11 +93,12 @@ class ScheduleStore:
                 f"{self._path} does not exist",
                 hint="Give --data-path of a scheduler: nsq schedule serve.",
             )
-        with self.translating_errors():
+        with self.translating_errors(), ExitStack() as undo:
             mode = "ro" if read_only else "rwc"
             self._database = sqlite3.connect(
                 f"file:{_quoted(self._path)}?mode={mode}", uri=True, isolation_level=None, timeout=5
             )
+            undo.callback(self._database.close)
             if not read_only:
                 os.chmod(self._path, 0o600)  # bodies are for nobody else
                 self._database.execute("PRAGMA journal_mode=WAL")
@@ -110,6 +111,7 @@ class ScheduleStore:
                     f"{self._path} has version {version}, and this nsqtools reads {VERSION}",
                     hint="Use the nsqtools that wrote it, or a newer one.",
                 )
+            undo.pop_all()
 
     def close(self) -> None:
         self._database.close()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -343,16 +343,17 @@ def test_check_names_a_scheduler_that_does_not_publish_until_it_does(
 
 def test_a_scheduler_whose_entries_are_overdue_is_late(tmp_path: Path) -> None:
     address = "127.0.0.1:9"
-    scheduler = Scheduler(
-        ScheduleStore(tmp_path),
-        Consumer(SCHEDULE_TOPIC, "scheduler", nsqd_tcp_addresses=address),
-        Producer(address),
-        CheckedClock(time.time_ns, time.monotonic_ns),
-        keep_rejected=lambda rejected: False,
-    )
-    assert scheduler.health() == (True, "scheduling")
-    scheduler.counts.late_s = 31.0
-    assert scheduler.health() == (False, "late: the earliest entry has been due for 31 s")
+    with closing(ScheduleStore(tmp_path)) as store:
+        scheduler = Scheduler(
+            store,
+            Consumer(SCHEDULE_TOPIC, "scheduler", nsqd_tcp_addresses=address),
+            Producer(address),
+            CheckedClock(time.time_ns, time.monotonic_ns),
+            keep_rejected=lambda rejected: False,
+        )
+        assert scheduler.health() == (True, "scheduling")
+        scheduler.counts.late_s = 31.0
+        assert scheduler.health() == (False, "late: the earliest entry has been due for 31 s")
 
 
 def test_metrics_count_entries_and_publishes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,8 +81,7 @@ def serve(
         signals = stack.enter_context(stop_on_signals(stop))
         if not stack.enter_context(wait_for_lock(data_path, lambda: is_stopped, runtime.info)):
             return signals.status()
-        store = ScheduleStore(data_path)
-        stack.callback(store.close)
+        store = stack.enter_context(closing(ScheduleStore(data_path)))
         producer = stack.enter_context(
             Producer(
                 connection.nsqd_tcp_addresses,
@@ -150,8 +149,8 @@ def list_(
     from nsqtools.schedule.store import ScheduleStore
 
     form.check(COLUMNS)
-    store = ScheduleStore(data_path, read_only=True)
-    documents = [_document(stored) for stored in store.entries(limit)]
+    with closing(ScheduleStore(data_path, read_only=True)) as store:
+        documents = [_document(stored) for stored in store.entries(limit)]
     write_records(runtime, COLUMNS, documents, form, optional=("error", "repeats"))
     return ExitStatus.DONE
 
@@ -165,7 +164,8 @@ def show(key: Key, data_path: DataPath, *, runtime: Session) -> int:
     from nsqtools.schedule.request import body_fields
     from nsqtools.schedule.store import ScheduleStore
 
-    stored = ScheduleStore(data_path, read_only=True).entry(key)
+    with closing(ScheduleStore(data_path, read_only=True)) as store:
+        stored = store.entry(key)
     if stored is None:
         raise NotFoundError(f"entry {key} does not exist", hint="List them: nsq schedule list.")
     write_json(runtime, {**_document(stored), **body_fields(stored.entry.body)})
