@@ -191,6 +191,9 @@ class Session:
         text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
         text = re.sub(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME", text)
         text = text.replace(os.getcwd(), "HERE")
+        text = re.sub(
+            r"^ *[~^]+\n", "", text, flags=re.MULTILINE
+        )  # of tracebacks, by Python's version
         for pattern, name in self._masks:
             text = re.sub(pattern, name, text)
         if line.startswith("%"):

@@ -127,11 +127,13 @@ def note(number):
         out.write(f"{number}\\n")
 """
 READ_TABLE = """
-import sys
+import os, sys
 from deltalake import DeltaTable
 
 for n in DeltaTable(sys.argv[1]).to_pyarrow_table(columns=["n"])["n"].to_pylist():
     print(n)
+sys.stdout.flush()
+os._exit(0)  # a thread of pyarrow that still closes a file of deltalake's would abort Python
 """
 
 

@@ -23,10 +23,12 @@ from nsqtools.cli.parsing.help import CONNECTION_OPTIONS, SEE_CONNECTION_OPTIONS
 from nsqtools.server import go_flags
 
 SIGNATURES = """
-import inspect, json
+import enum, inspect, json
 from importlib import import_module
 
 def parameters(thing):
+    if isinstance(thing, enum.EnumMeta):
+        return []  # only Python calls it, with parameters that differ by version
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
