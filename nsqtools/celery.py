@@ -260,7 +260,7 @@ class TaskMessages:
 # -- the transport --------------------------------------------------------------------------------
 
 
-class Channel(virtual.Channel):
+class NsqChannel(virtual.Channel):
     """Publishes to the topics of queues, and answers messages."""
 
     def exchange_declare(
@@ -338,7 +338,7 @@ class Channel(virtual.Channel):
 class Transport(virtual.Transport):
     """``nsq://HOST:4150``: publish to nsqd and consume from them, several separated by ``;``."""
 
-    Channel = Channel
+    Channel = NsqChannel
     scheme = "nsq"
     driver_type = driver_name = "nsq"
     default_port = NSQD_TCP_PORT

@@ -51,10 +51,10 @@ def register(spark: SparkSession) -> None:
 
     from nsqtools.spark.archive_format import ArchiveFormat, SQLArchiveFormat
     from nsqtools.spark.nsq_format import NsqFormat
-    from nsqtools.spark.table_format import TableFormat
+    from nsqtools.spark.table_format import NsqTableFormat
 
     check_worker_python(spark)
-    for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat, TableFormat):
+    for source in (ArchiveFormat, SQLArchiveFormat, NsqFormat, NsqTableFormat):
         try:
             spark.dataSource.register(source)
         except AnalysisException as error:

@@ -108,7 +108,7 @@ class TableFiles(DataSourceArrowWriter):
         """Leave the uncommitted files, which the next batch or a vacuum of the table removes."""
 
 
-class TableFormat(DataSource):
+class NsqTableFormat(DataSource):
     """The format ``nsq-table``."""
 
     @classmethod

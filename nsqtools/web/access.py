@@ -154,7 +154,7 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
 MAX_USER = 256
 
 
-class User(NamedTuple):
+class ConsoleUser(NamedTuple):
     """``name`` is "" for an unknown user. ``may_change`` is whether writes are allowed.
 
     ``entry`` is that of ``--users``, which limits what the user sees, reads and changes.
@@ -198,7 +198,7 @@ class Identities:
             address = str(previous)
         return address
 
-    async def authenticate(self, request: Request, authorization: str = "") -> User | None:
+    async def authenticate(self, request: Request, authorization: str = "") -> ConsoleUser | None:
         """Return the user of a request, None if a login is needed. Raises `TooManyFailures`.
 
         ``authorization`` replaces the header of the request and that of its session.
@@ -230,18 +230,18 @@ class Identities:
                 return None
             name = credentials[0]
         is_admin = not settings.admin_users or name in settings.admin_users
-        return User(name, settings.allow_changes and is_admin, entry)
+        return ConsoleUser(name, settings.allow_changes and is_admin, entry)
 
     def refresh(self) -> None:
         """Read the users file if it has changed. Call it on any thread: a large one takes time."""
         if self._authority is not None:
             self._authority.refresh()
 
-    def token(self, user: User) -> str:
+    def token(self, user: ConsoleUser) -> str:
         """Return the token for the forms of a user."""
         return hmac.digest(self._key, f"csrf\0{user.name}".encode(), "sha256").hex()
 
-    def is_token(self, user: User, text: str) -> bool:
+    def is_token(self, user: ConsoleUser, text: str) -> bool:
         """Return whether ``text`` is the token of the user."""
         return hmac.compare_digest(text.encode("utf-8", "replace"), self.token(user).encode())
 

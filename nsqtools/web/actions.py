@@ -44,7 +44,7 @@ from nsqtools.errors import NsqError, OutputError
 from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.text import counted, escape_line, go_json
-from nsqtools.web.access import Identities, User, WebSettings
+from nsqtools.web.access import ConsoleUser, Identities, WebSettings
 from nsqtools.web.watcher import Watcher
 
 
@@ -206,9 +206,9 @@ class WebContext:
         for consumer in list(self.listening):
             consumer.begin_stop()
 
-    def user(self, request: Request) -> User:
+    def user(self, request: Request) -> ConsoleUser:
         """Return the user of a request."""
-        user: User = request.scope["nsq.user"]
+        user: ConsoleUser = request.scope["nsq.user"]
         return user
 
     async def is_still_authorized(self, request: Request) -> bool:

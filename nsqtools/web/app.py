@@ -50,8 +50,8 @@ from nsqtools.web import api, pages
 from nsqtools.web.access import (
     COOKIE,
     HEADERS,
+    ConsoleUser,
     Notices,
-    User,
     authorization_of,
     basic_credentials,
     refusal_reason,
@@ -162,7 +162,7 @@ class Console:
 
     def _app_of(self, scope: Scope) -> ASGIApp:
         """Return the application that answers a user."""
-        user: User | None = scope.get("nsq.user")
+        user: ConsoleUser | None = scope.get("nsq.user")
         if user is None or user.entry is None:
             return self._app
         return self._views.app_of(user.entry)

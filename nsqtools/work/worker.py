@@ -78,7 +78,7 @@ class WorkSettings:
                 raise ConfigurationError(f"{name} needs dead_letter_topic or dead_letter_file")
 
 
-class Worker:
+class WorkService:
     """A service that calls a handler with each message.
 
     Call `run` on the main thread, and `stop` on any.
@@ -406,7 +406,7 @@ def serve(
         dead_letter_topic=dead_letter_topic,
         dead_letter_file=Path(dead_letter_file) if dead_letter_file else None,
     )
-    worker = Worker(handler, settings)
+    worker = WorkService(handler, settings)
     with StopSignals(signals, stop=worker.stop, end=worker.abort):
         worker.run(listen_http=listen_http)
 

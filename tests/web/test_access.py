@@ -29,10 +29,10 @@ from nsqtools.authd.passwords import (
 from nsqtools.web.access import (
     COOKIE,
     IDLE_S,
+    ConsoleUser,
     Identities,
     PasswordFile,
     Sessions,
-    User,
     WebSettings,
     basic_credentials,
     parse_networks,
@@ -213,7 +213,7 @@ def test_a_session_ends_with_its_user_and_without_use(users: Callable[..., Path]
     token = identities.sessions.begin(basic("ann", "one")["Authorization"])
     scope = {"type": "http", "headers": [(b"cookie", f"{COOKIE}={token}".encode())]}
     request = Request(scope | {"client": ("127.0.0.1", 1), "nsq.peer": "127.0.0.1"})
-    assert asyncio.run(identities.authenticate(request)) == User("ann")
+    assert asyncio.run(identities.authenticate(request)) == ConsoleUser("ann")
     users(bob="two")
     assert asyncio.run(identities.authenticate(request)) is None
 

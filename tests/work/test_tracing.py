@@ -13,7 +13,7 @@ from plugins.waiting import wait_until
 from nsqtools import Message, Producer, traced_publish
 from nsqtools.testing import fake_message
 from nsqtools.work.tracing import process_spans
-from nsqtools.work.worker import Worker, WorkSettings
+from nsqtools.work.worker import WorkService, WorkSettings
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
 from opentelemetry import trace
@@ -44,7 +44,7 @@ def test_a_trace_goes_on_from_the_publisher_to_the_handler(
     settings = WorkSettings(
         topics=["orders"], channel="billing", nsqd_tcp_addresses=[nsqd.tcp_address]
     )
-    worker = Worker(bill, settings)
+    worker = WorkService(bill, settings)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

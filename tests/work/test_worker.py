@@ -23,12 +23,12 @@ from nsqtools import ClientOptions, GiveUp, Message, RequeueWithoutBackoff, serv
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.prometheus import encode_metrics
 from nsqtools.work import Decoding
-from nsqtools.work.worker import Worker, WorkSettings
+from nsqtools.work.worker import WorkService, WorkSettings
 
 # The first message is alone until its answer, at most for an eighth of msg_timeout.
 QUICK = ClientOptions(msg_timeout_s=5.0, default_requeue_delay_s=0.0, max_backoff_duration_s=0.0)
 
-Work = Callable[..., Worker]
+Work = Callable[..., WorkService]
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def work(source: Nsqd) -> Iterator[Work]:
     """Run a handler of orders/billing until the end of the test."""
     with ExitStack() as stack:
 
-        def work(handler: Any, options: ClientOptions = QUICK, **settings: Any) -> Worker:
+        def work(handler: Any, options: ClientOptions = QUICK, **settings: Any) -> WorkService:
             addresses = (source.tcp_address,)
-            worker = Worker(
+            worker = WorkService(
                 handler,
                 WorkSettings(
                     topics=["orders"],

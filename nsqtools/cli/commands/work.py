@@ -60,7 +60,7 @@ def work(
         nsq work shop:bill -t orders -c billing --decode json --dead-letter-file dead.jsonl --dev
     """
     from nsqtools.work.handler import user_traceback
-    from nsqtools.work.worker import Worker, WorkSettings
+    from nsqtools.work.worker import WorkService, WorkSettings
 
     if decode is not None:
         dead_letters.require("--decode")
@@ -80,7 +80,7 @@ def work(
     )
     _share_streams()
     try:
-        worker = Worker(function, settings, report=lambda line: runtime.info(f"nsq: {line}"))
+        worker = WorkService(function, settings, report=lambda line: runtime.info(f"nsq: {line}"))
     except ConfigurationError as exc:
         if exc.__cause__ is not None and not runtime.is_json:  # what the user's code raised
             write_stderr(runtime.stderr, harmless_traceback(user_traceback(exc.__cause__)) + "\n")
