@@ -348,8 +348,14 @@ class Transport(virtual.Transport):
     )
     connection_errors = (
         *virtual.Transport.connection_errors,
-        *(ConnectionFailed, RefusedError, NotFoundError, ProtocolError, ServerError),
-        *(PublishNotSent, PublishUnknown, PublishRefused),
+        ConnectionFailed,
+        RefusedError,
+        NotFoundError,
+        ProtocolError,
+        ServerError,
+        PublishNotSent,
+        PublishUnknown,
+        PublishRefused,
     )
 
     def __init__(self, client: Any, **kwargs: Any) -> None:

@@ -180,14 +180,13 @@ class Fault(enum.Enum):
         self.remedy = remedy
 
 
-UNSAFE_ON_FULL_DISK = {
-    # Their remedies create channels,
-    *(Fault.NO_CHANNELS, Fault.CHANNEL_MISSING, Fault.LACKING),
-    # restart nsqd,
-    *(Fault.UNREACHABLE, Fault.NOT_REGISTERED, Fault.VERSIONS_DIFFER),
-    # or unpause a topic. An unpaused channel is safe: its messages go to consumers.
-    *(Fault.PAUSED, Fault.PAUSED_LONG),
-}
+# Their remedies create channels, restart nsqd, or unpause a topic. An unpaused channel is safe: its
+# messages go to consumers.
+UNSAFE_ON_FULL_DISK = (
+    {Fault.NO_CHANNELS, Fault.CHANNEL_MISSING, Fault.LACKING}
+    | {Fault.UNREACHABLE, Fault.NOT_REGISTERED, Fault.VERSIONS_DIFFER}
+    | {Fault.PAUSED, Fault.PAUSED_LONG}
+)
 
 
 class Problem(NamedTuple):

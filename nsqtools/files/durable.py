@@ -35,16 +35,16 @@ NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT}
-_TRANSIENT_ERRORS = {
-    *DISK_FULL_ERRORS,
-    *(errno.EIO, errno.ESTALE, errno.EROFS),  # a disk or a file server that returns
-    *(errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN),  # not mounted at the moment
-    *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
-    *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETXTBSY),
-    errno.EFBIG,  # the next file is smaller
-    errno.EEXIST,  # the next name is free
-}
+_TRANSIENT_ERRORS = (
+    DISK_FULL_ERRORS
+    | {errno.EIO, errno.ESTALE, errno.EROFS}  # a disk or a file server that returns
+    | {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN}  # not mounted at the moment
+    | {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
+    | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+    | {errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETXTBSY}
+    | {errno.EFBIG}  # the next file is smaller
+    | {errno.EEXIST}  # the next name is free
+)
 OBSTACLE_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
 """Errors that an operator may resolve while a daemon runs. A batch job does not wait for that."""
 

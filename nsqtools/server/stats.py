@@ -164,8 +164,14 @@ _CHANNEL_LINE = (
     "msgs: %-8d e2e%%: %s"
 )
 _channel_values = attrgetter(
-    *("channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count"),
-    *("requeue_count", "timeout_count", "message_count"),
+    "channel_name",
+    "depth",
+    "backend_depth",
+    "in_flight_count",
+    "deferred_count",
+    "requeue_count",
+    "timeout_count",
+    "message_count",
 )
 
 

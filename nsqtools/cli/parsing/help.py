@@ -44,11 +44,9 @@ CLIENT_OPTIONS = ("consumer_opt", "producer_opt")
 # Options of every command with a connection. Most people set them once, in the configuration file.
 # nsq-options(7) describes them, and the page of a command refers to it.
 CONNECTION_OPTIONS = frozenset(
-    {
-        *("tls_ca_file", "tls_cert", "tls_key", "tls_insecure", "tls_min_version"),
-        *("tls_pin_sha256", "snappy", "deflate", "deflate_level", "auth_secret_file"),
-        *("auth_requires_tls", "lookupd_authorization", "allow_announced"),
-    }
+    {"tls_ca_file", "tls_cert", "tls_key", "tls_insecure", "tls_min_version", "tls_pin_sha256"}
+    | {"snappy", "deflate", "deflate_level"}
+    | {"auth_secret_file", "auth_requires_tls", "lookupd_authorization", "allow_announced"}
 )
 SEE_CONNECTION_OPTIONS = "Connection options: man nsq-options"
 # Panels that ``-h`` shows as one line, which names a few of their options.

@@ -110,7 +110,10 @@ async def _run(words: list[str], tool: CommandTool) -> dict[str, Any]:
     """Run a command to its end, and return its exit status, JSON and messages."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "nsqtools", *words),
+        sys.executable,
+        "-m",
+        "nsqtools",
+        *words,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=pipe,
         stderr=pipe,
