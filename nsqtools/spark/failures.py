@@ -35,6 +35,7 @@ NOISE = re.compile(
     r"^(?:SparkException|IOException): |\s*SQLSTATE: \w+|; line \d+ pos \d+|\. Consider setting .*"
 )
 OUT_OF_MEMORY = "java.lang.OutOfMemoryError"
+LATE_PYTHON = "Timed out while waiting for the Python worker to connect back"
 SHUT_DOWN_TEXT = "SparkContext was shut down"
 SHUT_DOWN = re.compile(f"{SHUT_DOWN_TEXT}|on a stopped SparkContext")
 KILLED = re.compile(r"Application has been killed\. Reason: (.*)")
@@ -88,6 +89,11 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
         return _jvm_ended(settings, log)
     if OUT_OF_MEMORY in text:
         return _out_of_memory(settings, log)
+    if LATE_PYTHON in text:  # PythonWorkerFactory has a fixed limit
+        return NsqError(
+            "Python did not start within the 10 s for which Spark waits",
+            hint=f"The machine is too busy. Run the command again. {log}",
+        )
     return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
 
 

@@ -106,6 +106,16 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
         _ = 1 / 0
 
 
+def test_a_machine_that_is_too_busy_for_a_worker_of_spark_is_named_as_the_reason() -> None:
+    error = Exception(
+        "[STREAM_FAILED] Query terminated\nCaused by: java.net.SocketTimeoutException: "
+        "Timed out while waiting for the Python worker to connect back"
+    )
+    explained = explain(error, SparkSettings())
+    assert str(explained) == "Python did not start within the 10 s for which Spark waits"
+    assert "too busy" in explained.hint
+
+
 def test_an_error_that_is_no_exception_of_java_is_reported(
     spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
