@@ -61,8 +61,15 @@ def spark_settings(tmp_path_factory: pytest.TempPathFactory, quick_jvm: str) -> 
     return SparkSettings("local[2,4]", "tests", "1g", conf, log_file)
 
 
+@pytest.fixture
+def spark(whole_run_session: SparkSession) -> Iterator[SparkSession]:
+    yield whole_run_session
+    for query in whole_run_session.streams.active:  # of a test that failed: it has the processors
+        query.stop()
+
+
 @pytest.fixture(scope="session")
-def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
+def whole_run_session(spark_settings: SparkSettings) -> Iterator[SparkSession]:
     from nsqtools.spark.session import spark_session
 
     with pytest.MonkeyPatch.context() as patch:

@@ -102,7 +102,7 @@ def test_spark_commits_no_rows_that_its_continuous_trigger_does_not_hand_on(
 ) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("string(value) as body")
     query = published(rows, tmp_path, nsqd.tcp_address, {"continuous": "1 second"})
-    wait_until((tmp_path / "checkpoint/offsets/3").exists, what="some epochs")
+    wait_until((tmp_path / "checkpoint/offsets/3").exists, what="some epochs", timeout_s=60)
     query.stop()
     assert not list(tmp_path.glob("checkpoint/commits/*"))
 
