@@ -233,7 +233,7 @@ class Directories:
         mode, is_exact = self._folder_mode
         for folder in (self.output, self.work):
             if not folder.is_dir():
-                folder.parent.mkdir(parents=True, exist_ok=True)
+                make_folders(Path(folder.anchor), folder.parent, mode, is_exact=is_exact)
                 make_folder(folder, mode, is_exact=is_exact)
 
     @property

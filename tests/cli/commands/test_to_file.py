@@ -357,14 +357,17 @@ def test_an_error_that_cannot_pass_ends_a_job_and_a_name_is_tried_before(to_file
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_modes_in_words_are_exact_whatever_the_umask(to_file: ToFile, mask: int) -> None:
     to_file.publish(b"one")
+    to_file.out /= "nested"
     before = os.umask(mask)
     try:
         args = ("--filename-format", "sub/<TOPIC>.log", "--file-mode", "664", "--dir-mode", "2775")
         assert to_file.run(*args, "-n", "1").status == 0
     finally:
         os.umask(before)
-    paths = [to_file.out, to_file.out / "sub", *(to_file.out / "sub").glob("*.log")]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o2775, 0o2775, 0o664]
+    sub = to_file.out / "sub"
+    folders, files = [to_file.out.parent, to_file.out, sub], [*sub.glob("*.log")]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (*folders, *files)]
+    assert modes == [0o2775, 0o2775, 0o2775, 0o664]
 
 
 def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(to_file: ToFile) -> None:
