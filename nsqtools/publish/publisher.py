@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_try_again
@@ -29,6 +30,7 @@ from nsqtools.client.rate_limit import RateLimit
 from nsqtools.errors import NsqError, PublishError, PublishRejected, PublishUnknown
 from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.names import parse_address
+from nsqtools.protocol.text import format_duration
 from nsqtools.records.envelope import MessageLike
 
 
@@ -108,6 +110,9 @@ class PublishCounts:
 RETRY_TIMEOUT_S = 60.0
 # How soon a stop is noticed while waiting for an outcome.
 POLL_S = 0.1
+# How often, and after which wait, an unreachable nsqd is looked for: one that restarts is back
+# within a second, and needs no report.
+OUTAGE_REPORT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,8 @@ class Publisher:
         )
         # Publishes whose outcome has not been read from the queue.
         self._pending = 0
+        self._outages = ChangeLog()
+        self._next_outage_check = time.monotonic() + OUTAGE_REPORT_S
 
     @property
     def retried(self) -> int:
@@ -266,6 +273,20 @@ class Publisher:
         with suppress(queue.Empty):
             while True:
                 self._handle_outcome(*self._outcomes.get_nowait())
+        if time.monotonic() >= self._next_outage_check:
+            self._report_outages()
+
+    def _report_outages(self) -> None:
+        """Log why messages wait, unless the end of the retries will tell it soon."""
+        self._next_outage_check = time.monotonic() + OUTAGE_REPORT_S
+        retry_timeout_s = self._options.retry_timeout_s
+        for producer in self._producers:
+            health, error = producer.health(), producer._io.links.last_error()
+            if health.connections:
+                self._outages.resolve(producer.nsqd, f"connected to {producer.nsqd} again")
+            elif error and OUTAGE_REPORT_S <= health.oldest_s < retry_timeout_s - OUTAGE_REPORT_S:
+                patience = format_duration(retry_timeout_s)
+                self._outages.report(producer.nsqd, f"{error}; trying for {patience}")
 
     def drain(self) -> None:
         """Wait until every record has its outcome."""

@@ -103,6 +103,19 @@ def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_p
     assert (tmp_path / "stopped").read_bytes() == read_at_once
 
 
+def test_an_unreachable_nsqd_is_reported_long_before_the_retry_timeout(
+    nsqd: GoNsqd, tmp_path: Path, in_background: InBackground, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd.stop()
+    publisher = publisher_to(nsqd.tcp_address, retry_timeout_s=60)
+    counts = in_background(run_job, b"x\n", publisher, tmp_path)
+    reason = f"cannot connect to {nsqd.tcp_address} (connection refused); trying for 1m"
+    wait_until(lambda: reason in caplog.text, what="the reason")
+    nsqd.start()
+    assert counts.result(patience_s(30)) == PublishCounts(confirmed=1)
+    assert caplog.text.count("trying for") == 1
+
+
 def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: Path) -> None:
     class Lossy(Publisher):
         def publish(self, topic: str, bodies: Any, on_ended: Any = None, **_: Any) -> None:
