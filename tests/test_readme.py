@@ -44,6 +44,8 @@ TEXTS = {path.name: path.read_text("utf-8") for path in [CHECKOUT / "README.md",
 README = TEXTS["README.md"]
 BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
+# Neither cron nor systemd searches ~/.local/bin, where pipx installs by default.
+INSTALLED = "/usr/local/bin/nsq"
 EXCERPTS = ("", "go", "json")  # of Go: test_migration_guide
 
 NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_archivers.py do"
@@ -182,6 +184,7 @@ def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd)
         "/var/nsq": str(directory / "archives"),
         "/etc/nsq": str(directory / "etc"),
         "--listen-http 8080": "--listen-http 0",
+        INSTALLED: "nsq",
     }
     environ = {"NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address, "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -314,6 +317,19 @@ def timeless(output: str) -> str:
     """Without seconds that were measured, as a busy machine takes some more, and without dates."""
     output = re.sub(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d UTC", "DATE", output)
     return re.sub(r"\bin \d+ s\b", "in N s", output)
+
+
+def test_cron_and_systemd_find_the_command() -> None:
+    lines = [
+        command.text
+        for block in BLOCKS
+        if block.language == "cron"
+        for command in commands_of(block)
+    ]
+    for document in TEXTS.values():
+        lines += re.findall(r"^ExecStart=(.*)", document, re.MULTILINE)
+    assert len(lines) >= 3
+    assert all(line.startswith(f"{INSTALLED} ") for line in lines), lines
 
 
 def check_unit(block: Block, place: Place) -> None:
