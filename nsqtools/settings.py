@@ -111,21 +111,30 @@ def load_settings(
 
 
 def check_ownership(path: Path) -> str:
-    """Return a warning if another user can change the file, which decides where nsq connects.
+    """Return a warning if another user can change the file, which decides where nsq connects, or
+    replace it in its directory.
 
     Write permission of the user's primary group is accepted, because most systems create one group
-    for each user. Returns "" if only the owner can change the file.
+    for each user. In a sticky directory such as /tmp only owners replace files. Returns "" if only
+    the owner can change the file.
     """
+    return _ownership_problem(path) or _ownership_problem(path.parent)
+
+
+def _ownership_problem(path: Path) -> str:
     try:
         status = path.stat()
     except OSError:
         return ""
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to another user"
-    if status.st_mode & stat.S_IWOTH:
-        return f"{path} can be changed by every user (mode {stat.S_IMODE(status.st_mode):04o})"
-    if status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid():
-        return f"{path} can be changed by its group (mode {stat.S_IMODE(status.st_mode):04o})"
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISDIR(status.st_mode) and mode & stat.S_ISVTX:
+        return ""
+    if mode & stat.S_IWOTH:
+        return f"{path} can be changed by every user (mode {mode:04o})"
+    if mode & stat.S_IWGRP and status.st_gid != os.getegid():
+        return f"{path} can be changed by its group (mode {mode:04o})"
     return ""
 
 

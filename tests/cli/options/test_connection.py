@@ -25,7 +25,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.option_names import OPTION_OF_FLAG
-from nsqtools.settings import config_path
+from nsqtools.settings import check_ownership, config_path
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -254,3 +254,22 @@ def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: 
     # another port is not that of the nsqd by default
     error = ConnectionFailed("cannot connect to 127.0.0.1:41500 (connection refused)", hint="Look.")
     assert explain(error)[1] == "Look."
+
+
+@pytest.mark.parametrize(
+    ("file_mode", "folder_mode", "changed"),
+    [
+        (0o644, 0o755, ""),
+        (0o664, 0o775, ""),  # of the user's own group
+        (0o646, 0o755, "config.toml"),
+        (0o600, 0o757, "nsqtools"),  # others can replace the file
+        (0o600, 0o1777, ""),
+    ],
+)
+def test_a_file_that_others_can_change_or_replace_is_reported(
+    config: Path, file_mode: int, folder_mode: int, changed: str
+) -> None:
+    config.chmod(file_mode)
+    config.parent.chmod(folder_mode)
+    warning = check_ownership(config)
+    assert Path(warning.partition(" can be changed by every user")[0]).name == changed
