@@ -81,12 +81,13 @@ class ProducerHealth:
 
     ``connections`` has the addresses of the connected nsqd: none before the first publish.
     ``under_way`` counts publishes without an outcome, and ``oldest_s`` is the age of the oldest of
-    them in seconds, or 0.
+    them in seconds, or 0. ``error`` is the reason why nothing can be sent.
     """
 
     connections: list[str]
     under_way: int
     oldest_s: float
+    error: NsqError | None = None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -319,6 +320,7 @@ class ProducerCore:
             [str(link.address) for link in self._io.links if link.connection is not None],
             len(unsettled),
             0.0 if oldest_at is None else time.monotonic() - oldest_at,
+            self._io.links.last_error(),
         )
 
     # -- the window -----------------------------------------------------------------------------

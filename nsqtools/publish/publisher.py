@@ -281,12 +281,13 @@ class Publisher:
         self._next_outage_check = time.monotonic() + OUTAGE_REPORT_S
         retry_timeout_s = self._options.retry_timeout_s
         for producer in self._producers:
-            health, error = producer.health(), producer._io.links.last_error()
+            health = producer.health()
+            is_late = OUTAGE_REPORT_S <= health.oldest_s < retry_timeout_s - OUTAGE_REPORT_S
             if health.connections:
                 self._outages.resolve(producer.nsqd, f"connected to {producer.nsqd} again")
-            elif error and OUTAGE_REPORT_S <= health.oldest_s < retry_timeout_s - OUTAGE_REPORT_S:
+            elif health.error and is_late:
                 patience = format_duration(retry_timeout_s)
-                self._outages.report(producer.nsqd, f"{error}; trying for {patience}")
+                self._outages.report(producer.nsqd, f"{health.error}; trying for {patience}")
 
     def drain(self) -> None:
         """Wait until every record has its outcome."""

@@ -16,7 +16,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Consumer
+from nsqtools import ClientOptions, Consumer, ProducerHealth
 from nsqtools.client import consumer_io
 from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import COLLECT_CHECK_S
@@ -186,7 +186,7 @@ def test_consumer_health(nsqd: GoNsqd, consume: Consume) -> None:
 
 def test_producer_health(scripted_nsqd: ScriptedNsqd, dead_address: str, produce: Produce) -> None:
     producer = produce([scripted_nsqd.address, dead_address])  # what hangs waits aside
-    assert asdict(producer.health()) == {"connections": [], "under_way": 0, "oldest_s": 0}
+    assert producer.health() == ProducerHealth([], 0, 0.0, None)
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()
     wait_until(lambda: producer.health().oldest_s > 1.0, what="time to pass")
