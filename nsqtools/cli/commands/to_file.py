@@ -105,13 +105,13 @@ class ArchiveOptions(OptionSet):
     host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", default="")
     file_mode: int | None = opt(
         "MODE",
-        "Permissions of files, whatever the umask.",
+        "Permissions of files, whatever the umask; not of tables and uploads.",
         parser=parse_mode,
         show_default="640 less the umask",
     )
     dir_mode: int | None = opt(
         "MODE",
-        "Permissions of directories, whatever the umask.",
+        "Permissions of directories, whatever the umask; not of tables and uploads.",
         parser=parse_folder_mode,
         show_default="750 less the umask",
     )
