@@ -14,10 +14,10 @@ probably restarting, and is tried after `RESTART_DELAY_S`, doubling up to the us
 
 A SUB creates topic and channel, and nsqd closes the connections of a deleted topic. So before each
 SUB after the first, nsqd is asked whether both still exist (`check_still_exists`), at the HTTP port
-next to its TCP port. If that port belongs to another server, or is closed, the kind of the loss
-decides. A reset or a silence is a fault of the network, and SUB follows immediately. An end of
-stream may be a deletion, so SUB waits for one delay. It may then recreate what was deleted, but
-never to return to a healthy nsqd would be worse.
+next to its TCP port, or at the HTTP address of the same host that the user gave. If nsqd answers at
+none of them, the kind of the loss decides. A reset or a silence is a fault of the network, and SUB
+follows immediately. An end of stream may be a deletion, so SUB waits for one delay. It may then
+recreate what was deleted, but never to return to a healthy nsqd would be worse.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from nsqtools.client.connection import (
     Connection,
@@ -52,7 +53,14 @@ from nsqtools.errors import (
     ProtocolError,
 )
 from nsqtools.protocol import commands
-from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, http_url, is_ephemeral
+from nsqtools.protocol.names import (
+    HTTP_PORT_OFFSET,
+    NSQD_HTTP_PORT,
+    Address,
+    http_url,
+    is_ephemeral,
+    shown_url,
+)
 
 log = logging.getLogger("nsqtools")
 
@@ -224,7 +232,13 @@ class _Undecided(NsqError):
 
 
 def check_still_exists(
-    address: Address, topic: str, channel: str, options: ClientOptions, loss: _Loss, now: float
+    address: Address,
+    topic: str,
+    channel: str,
+    options: ClientOptions,
+    http_addresses: Iterable[str],
+    loss: _Loss,
+    now: float,
 ) -> None:
     """Raise `NotFoundError` if a SUB would recreate what was deleted since the ``loss``.
 
@@ -234,19 +248,25 @@ def check_still_exists(
     """
     if is_ephemeral(topic):
         return
-    url = http_url(str(Address(address.host, min(address.port + HTTP_PORT_OFFSET, 65535))), 0)
-    try:
-        with http_access(options, [url]).nsqd(url) as client:
-            info = client.info()
-            if info["tcp_port"] != address.port:
-                raise ProtocolError(f"{url} is not the HTTP port of {address}")
-            # Not with the channel as well: nsqd would omit a topic that lacks it.
-            topics = {stats.topic_name: stats for stats in client.stats(topic).topics or ()}
-            uptime_s = client.uptime_s(info.get("start_time", 0))
-    except NsqError as exc:
+    usual = str(Address(address.host, min(address.port + HTTP_PORT_OFFSET, 65535)))
+    given = (http_url(text, NSQD_HTTP_PORT) for text in http_addresses)
+    same_host = (url for url in given if urlsplit(url).hostname == address.host.lower())
+    for url in dict.fromkeys((http_url(usual, 0), *same_host)):
+        try:
+            with http_access(options, [url]).nsqd(url) as client:
+                info = client.info()
+                if info["tcp_port"] != address.port:
+                    raise ProtocolError(f"{shown_url(url)} is not the HTTP port of {address}")
+                # Not with the channel as well: nsqd would omit a topic that lacks it.
+                topics = {stats.topic_name: stats for stats in client.stats(topic).topics or ()}
+                uptime_s = client.uptime_s(info.get("start_time", 0))
+                break
+        except NsqError as exc:
+            error = exc
+    else:
         if loss.may_be_deletion:
             loss.may_be_deletion = False
-            raise _Undecided(f"{address} ended the connection, and is running") from exc
+            raise _Undecided(f"{address} ended the connection, and is running") from error
         return
     if topic not in topics:
         loss.was_topic_gone = True
@@ -274,17 +294,19 @@ class Dialer:
         subscription: tuple[str, str],
         done: Callable[[Address, Result], None],
         check_first: Callable[[Address], Callable[[], None] | None],
+        http_addresses: Iterable[str] = (),
     ) -> None:
         """``subscription`` is the topic and the channel.
 
         ``check_first`` is called before each attempt to subscribe for the first time, and may
-        return a check for `open_connection`.
+        return a check for `open_connection`. ``http_addresses`` are those of nsqd, if known.
         """
         self._loop = loop
         self._options = options
         self._subscription = subscription
         self._done = done
         self._check_first = check_first
+        self._http_addresses = http_addresses
         self._joined: set[Address] = set()  # nsqd that have been subscribed to
         self._losses: dict[Address, _Loss] = {}  # of joined nsqd, until they are connected again
         self.connecting = 0  # first attempts in progress
@@ -321,8 +343,15 @@ class Dialer:
     def _open(self, address: Address) -> None:
         check: Callable[[], None] | None = None
         if (loss := self._losses.get(address)) is not None:
-            arguments = (*self._subscription, self._options, loss, self._loop.now())
-            check = partial(check_still_exists, address, *arguments)
+            check = partial(
+                check_still_exists,
+                address,
+                *self._subscription,
+                self._options,
+                self._http_addresses,
+                loss,
+                self._loop.now(),
+            )
         elif address not in self._joined:
             check = self._check_first(address)
         if check is None and can_open_on_loop(self._options):

@@ -150,10 +150,12 @@ class ConsumerCore:
         max_rate: float = 0.0,
         _backlog: Backlog | None = None,
         _looked_up: Iterable[Address] = (),
+        _nsqd_http_addresses: Iterable[str] = (),
         _auto_touch: bool = False,
     ) -> None:
         """``_backlog`` is shared by several consumers. ``_looked_up`` has the unmapped addresses of
         a lookup that was just made: the first lookup of this consumer is a poll interval later.
+        ``_nsqd_http_addresses`` are asked whether a topic still exists.
         ``_auto_touch`` is that of `Consumer.run`, for the pools of the backlog."""
         self.topics = list(dict.fromkeys(map(check_topic, check_texts("topic", topic))))
         check_argument("channel", channel, str)
@@ -195,6 +197,7 @@ class ConsumerCore:
             on_tick=weak_callback(self._tick),
             on_stopped=weak_callback(self._end_deliveries),
             events=events,
+            http_addresses=_nsqd_http_addresses,
         )
         self._subscribe_check: SubscribeCheck = lambda topic, nsqd: None
         self._auto_touches = _auto_touch
@@ -880,6 +883,7 @@ def make_consumer(
         on_error=on_error,
         _backlog=backlog,
         _looked_up=looked_up,
+        _nsqd_http_addresses=connection.nsqd_http_addresses,
     )
 
 

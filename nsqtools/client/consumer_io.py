@@ -321,7 +321,8 @@ class ConsumerIO:
     Messages go to the ``backlog``. ``give_up`` gets those that failed too often, on a handler's
     thread. The other callbacks run on the I/O thread and must not block: ``check_subscribe`` before
     each first SUB at an nsqd, ``on_tick`` several times in msg_timeout, ``on_stopped`` (perhaps
-    repeatedly) when nothing more will be delivered, and the ``events`` of connections.
+    repeatedly) when nothing more will be delivered, and the ``events`` of connections. The
+    ``http_addresses`` are those of nsqd, if known.
     """
 
     def __init__(
@@ -339,6 +340,7 @@ class ConsumerIO:
         on_tick: Callable[[float], None],
         on_stopped: Callable[[], None],
         events: ConnectionEvents,
+        http_addresses: Iterable[str] = (),
     ) -> None:
         self.loop = LoopMember(f"{','.join(topics)}/{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
@@ -388,6 +390,7 @@ class ConsumerIO:
                 (topic, channel),
                 partial(self._connected, topic),
                 partial(check_subscribe, topic),
+                http_addresses,
             )
             for topic in topics
         }

@@ -63,6 +63,7 @@ class WorkSettings:
     decoding: Decoding | None = None
     nsqd_tcp_addresses: Sequence[str] = ()
     lookupd_http_addresses: Sequence[str] = ()
+    nsqd_http_addresses: Sequence[str] = ()
     address_map: Mapping[str, str] | None = None
     options: ClientOptions = field(default_factory=ClientOptions)
     max_attempts: int = 0
@@ -125,6 +126,7 @@ class WorkService:
             options=replace(settings.options, max_attempts=settings.max_attempts),
             dead_letter=settings.dead_letter_topic,
             on_giving_up=self._write_dead_letter if self._file else None,
+            _nsqd_http_addresses=settings.nsqd_http_addresses,
         )
 
     # -- supervision ----------------------------------------------------------------------------

@@ -202,15 +202,23 @@ def test_a_cut_connection_of_a_healthy_nsqd_costs_no_delay(
     wait_until(lambda: {*consumer._io.subscriptions} - {subscription}, what="another connection")
 
 
+@pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize("what", ["topic", "channel"])
 def test_a_deleted_topic_or_channel_is_waited_for(
-    any_nsqd: AnyNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch, what: str
+    any_nsqd: AnyNsqd,
+    consume: Consume,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    is_given: bool,
 ) -> None:
     nsqd = any_nsqd()
-    know_http_port(nsqd, monkeypatch)
+    given: dict[str, Any] = {"_nsqd_http_addresses": ["other:4151", nsqd.http_address]}
+    if not is_given:
+        know_http_port(nsqd, monkeypatch)
     monkeypatch.setattr(connecting, "UPTIME_MARGIN_S", -600.0)  # as if nsqd had run for long
     nsqd.publish(TOPIC, b"before")
-    consumer = consume(nsqd.tcp_address)  # it tries again after 0.05 s
+    more = given if is_given else {}
+    consumer = consume(nsqd.tcp_address, more=more)  # it tries again after 0.05 s
     take(consumer, 1)[0].finish()
     (dialer,) = consumer._io.dialers.values()
     nsqd.post(f"/{what}/delete", topic=TOPIC, channel=CHANNEL)

@@ -59,7 +59,7 @@ def serve(
         nsq schedule serve --data-path /var/lib/nsq-schedule
         nsq schedule serve --data-path /var/lib/nsq-schedule --dead-letter-topic orders.dead
     """
-    from nsqtools.client.consumer import Consumer
+    from nsqtools.client.consumer import make_consumer
     from nsqtools.client.producer import Producer
     from nsqtools.http.service import service
     from nsqtools.schedule.scheduler import CheckedClock, RejectedFile, RejectedTopic, Scheduler
@@ -91,16 +91,7 @@ def serve(
                 linger_s=0.005,
             )
         )
-        consumer = stack.enter_context(
-            Consumer(
-                schedule_topic,
-                channel,
-                nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-                lookupd_http_addresses=connection.lookupd_http_addresses,
-                address_map=connection.address_map,
-                options=options,
-            )
-        )
+        consumer = stack.enter_context(make_consumer(connection, schedule_topic, channel, options))
         if dead_letter_file is not None:
             keep_rejected = RejectedFile(dead_letter_file).keep
         else:

@@ -72,6 +72,7 @@ def work(
         decoding=decode,
         nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
         lookupd_http_addresses=connection.lookupd_http_addresses,
+        nsqd_http_addresses=connection.nsqd_http_addresses,
         address_map=connection.address_map,
         options=connection.client_options(max_in_flight=max(200, 2 * workers)),
         max_attempts=dead_letters.max_attempts,
