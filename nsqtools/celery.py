@@ -216,6 +216,7 @@ class TaskMessages:
                 lookupd_http_addresses=self._settings.lookupd_http_addresses,
                 options=replace(self._options, max_in_flight=self._prefetch),
                 _backlog=self._backlog,
+                _nsqd_http_addresses=self._settings.nsqd_http_addresses,
                 _auto_touch=True,
             )
             consumer.start()
