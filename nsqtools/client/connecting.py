@@ -28,9 +28,10 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nsqtools.client.connection import (
@@ -61,6 +62,9 @@ from nsqtools.protocol.names import (
     is_ephemeral,
     shown_url,
 )
+
+if TYPE_CHECKING:
+    from nsqtools.protocol.stats import TopicStats
 
 log = logging.getLogger("nsqtools")
 
@@ -236,7 +240,7 @@ def check_still_exists(
     topic: str,
     channel: str,
     options: ClientOptions,
-    http_addresses: Iterable[str],
+    http_addresses: Sequence[str],
     loss: _Loss,
     now: float,
 ) -> None:
@@ -253,14 +257,8 @@ def check_still_exists(
     same_host = (url for url in given if urlsplit(url).hostname == address.host.lower())
     for url in dict.fromkeys((http_url(usual, 0), *same_host)):
         try:
-            with http_access(options, [url]).nsqd(url) as client:
-                info = client.info()
-                if info["tcp_port"] != address.port:
-                    raise ProtocolError(f"{shown_url(url)} is not the HTTP port of {address}")
-                # Not with the channel as well: nsqd would omit a topic that lacks it.
-                topics = {stats.topic_name: stats for stats in client.stats(topic).topics or ()}
-                uptime_s = client.uptime_s(info.get("start_time", 0))
-                break
+            topics, uptime_s = _ask_nsqd(url, address, topic, options)
+            break
         except NsqError as exc:
             error = exc
     else:
@@ -279,6 +277,22 @@ def check_still_exists(
         )
 
 
+def _ask_nsqd(
+    url: str, address: Address, topic: str, options: ClientOptions
+) -> tuple[dict[str, TopicStats], float]:
+    """Return the topic by its name, if it exists, and the uptime of nsqd in seconds.
+
+    Raises `NsqError`, also if another nsqd answers at ``url``.
+    """
+    with http_access(options, [url]).nsqd(url) as client:
+        info = client.info()
+        if info["tcp_port"] != address.port:
+            raise ProtocolError(f"{shown_url(url)} is not the HTTP port of {address}")
+        # Not with the channel as well: nsqd would omit a topic that lacks it.
+        topics = {stats.topic_name: stats for stats in client.stats(topic).topics or ()}
+        return topics, client.uptime_s(info.get("start_time", 0))
+
+
 class Dialer:
     """Connects to ``addresses`` and to nsqd that lookups list, from `begin` until `stop`.
 
@@ -294,7 +308,7 @@ class Dialer:
         subscription: tuple[str, str],
         done: Callable[[Address, Result], None],
         check_first: Callable[[Address], Callable[[], None] | None],
-        http_addresses: Iterable[str] = (),
+        http_addresses: Sequence[str] = (),
     ) -> None:
         """``subscription`` is the topic and the channel.
 

@@ -150,7 +150,7 @@ class ConsumerCore:
         max_rate: float = 0.0,
         _backlog: Backlog | None = None,
         _looked_up: Iterable[Address] = (),
-        _nsqd_http_addresses: Iterable[str] = (),
+        _nsqd_http_addresses: Sequence[str] = (),
         _auto_touch: bool = False,
     ) -> None:
         """``_backlog`` is shared by several consumers. ``_looked_up`` has the unmapped addresses of

@@ -340,7 +340,7 @@ class ConsumerIO:
         on_tick: Callable[[float], None],
         on_stopped: Callable[[], None],
         events: ConnectionEvents,
-        http_addresses: Iterable[str] = (),
+        http_addresses: Sequence[str] = (),
     ) -> None:
         self.loop = LoopMember(f"{','.join(topics)}/{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
