@@ -21,6 +21,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import PathFinder
@@ -33,6 +34,9 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.work import Decoding
 
 Function = Callable[[Any], Any]
+
+Versions = dict[Path, tuple[int, int]]
+"""The modification time in nanoseconds and the size in bytes of source files."""
 
 EXAMPLE = "Write MODULE:FUNCTION, for example shop.handlers:bill."
 
@@ -98,6 +102,8 @@ class NamedHandler:
         self._module, _, self._attribute = name.partition(":")
         self._decoding = decoding
         self._folder = os.getcwd()
+        self._loaded: Versions = {}
+        self._seen: Versions = {}
         if "/" in self._module or self._module.endswith(".py"):
             dotted = self._module.removesuffix(".py").strip("./").replace("/", ".")
             hint = f"Write {dotted}:{self._attribute or 'FUNCTION'}."
@@ -159,19 +165,36 @@ class NamedHandler:
         modules = list(sys.modules.items())
         return {name: module for name, module in modules if name.partition(".")[0] in packages}
 
-    def versions(self) -> dict[Path, int]:
-        """Return the time of the last change of each source file, also of those not imported."""
+    def watch(self) -> None:
+        """Take the current source files for those that are loaded."""
+        self._loaded = self._seen = self._versions()
+
+    def has_changed(self) -> bool:
+        """Return, once for each change, whether source files have changed and rest again.
+
+        A file that differs from the previous call may still be written: an import would read a part
+        of it.
+        """
+        versions = self._versions()
+        rests, self._seen = versions == self._seen, versions
+        if not rests or versions == self._loaded:
+            return False
+        self._loaded = versions
+        return True
+
+    def _versions(self) -> Versions:
+        """Return the version of each source file, also of those not imported."""
         files = [module.__file__ for module in self._modules().values() if module.__file__]
         paths = (path for folder in {Path(f).parent for f in files} for path in folder.glob("*.py"))
-        return dict(_modification_times(paths))
+        return dict(_versions_of(paths))
 
 
-def _modification_times(paths: Iterator[Path]) -> Iterator[tuple[Path, int]]:
+def _versions_of(paths: Iterator[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:
     for path in paths:
-        try:
-            yield path, path.stat().st_mtime_ns
-        except OSError:  # removed meanwhile
-            continue
+        with suppress(OSError):  # removed meanwhile
+            status = path.stat()
+            # A clock of the kernel gives writes within 4 ms the same time.
+            yield path, (status.st_mtime_ns, status.st_size)
 
 
 def describe_exception(error: BaseException) -> str:

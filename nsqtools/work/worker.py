@@ -112,7 +112,6 @@ class WorkService:
         self._failure: BaseException | None = None
         self._is_stopping = False
         self._wants_reload = False
-        self._versions: dict[Path, int] = {}
         self.consumer = self._make_consumer()
 
     def _make_consumer(self) -> Consumer | aio.Consumer:
@@ -154,7 +153,7 @@ class WorkService:
         )
         with reports as supervised, self._reload_on_hangup():
             if dev and self._named is not None:
-                self._versions = self._named.versions()  # before a handler may show its code
+                self._named.watch()  # before a handler may show its code
             thread.start()
             supervised.ready()
             while thread.is_alive() and not self._is_stopping:
@@ -245,11 +244,8 @@ class WorkService:
     def _reload_if_due(self, dev: bool) -> None:
         if self._named is None:
             return
-        if dev:
-            versions = self._named.versions()
-            self._wants_reload |= versions != self._versions
-            self._versions = versions
-        if self._wants_reload:
+        has_changed = dev and self._named.has_changed()
+        if self._wants_reload or has_changed:
             self._wants_reload = False
             self._reload(self._named)
 

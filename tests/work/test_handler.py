@@ -151,13 +151,29 @@ def test_after_a_failed_reload_everything_is_as_before(write: Write, mistake: st
     assert named.reload().function(None) == 333
 
 
-def test_files_beside_the_handler_are_watched_before_they_are_imported(write: Write) -> None:
+@pytest.fixture
+def watched(write: Write) -> NamedHandler:
     named = NamedHandler("shop:bill", None)
     named.load()
-    versions = named.versions()
-    new = write("shop_new.py", "(")
-    assert versions.keys() | {new} == named.versions().keys()
-    assert {path.name for path in versions} == {"shop.py", "shop_rates.py"}
+    named.watch()
+    return named
+
+
+def test_files_beside_the_handler_are_watched_before_they_are_imported(
+    watched: NamedHandler, write: Write
+) -> None:
+    write("notes.txt", "no source")
+    assert [watched.has_changed() for _ in range(2)] == [False, False]
+    write("shop_new.py", "(")
+    assert [watched.has_changed() for _ in range(3)] == [False, True, False]
+
+
+def test_a_file_is_not_imported_while_it_is_written(watched: NamedHandler, write: Write) -> None:
+    for piece in ("", "RATE", "RATE = 22"):
+        write("shop_rates.py", piece)
+        assert not watched.has_changed()
+    assert watched.has_changed()
+    assert watched.reload().function(None) == 22
 
 
 def test_a_function_in_c_has_no_signature_to_check() -> None:

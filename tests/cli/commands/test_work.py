@@ -127,7 +127,8 @@ def test_dev_takes_new_code_when_a_file_changes(start: Start, source: Nsqd, tmp_
     process = start("shop:bill", "--dev")
     for rate in ("1", "2", "3"):  # in one second, in which compiled code would look current
         if rate != "1":
-            (tmp_path / "tax.py").write_text(f"RATE = {rate}\n")
+            (tmp_path / "new.txt").write_text(f"RATE = {rate}\n")
+            (tmp_path / "new.txt").replace(tmp_path / "tax.py")
             read_log_until(process, "nsq: reloaded shop:bill")
         source.publish("orders", b"one")
         assert read_line(process) == f"{rate} one"
