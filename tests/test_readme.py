@@ -255,7 +255,7 @@ def test_the_guide_for_spark(
     from pyspark.sql import SparkSession
 
     place = serve(SPARK_GUIDE)
-    variables = spark_env.keys() & {"JAVA_HOME", "JAVA_TOOL_OPTIONS"}
+    variables = spark_env.keys() & {"JAVA_HOME", "JAVA_TOOL_OPTIONS", "SPARK_HOME"}
     place.environ |= {name: spark_env[name] for name in variables}
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
         monkeypatch.setenv(name, place.environ[name])

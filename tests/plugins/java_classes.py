@@ -1,9 +1,10 @@
-"""JVM flags for runs of a minute: no optimizing compiler, and Spark's classes as once loaded.
+"""A Spark for runs of a minute: no optimizing compiler, and the JVM's classes as once loaded.
 
 A JVM takes most of its start to load and verify some 15,000 classes of Spark. The first worker that
 needs Spark has one JVM write what it loaded to a file (Java's class data sharing), which all others
 map: a session takes half the CPU time. ``tests/run`` has it written while types are checked. It is
-kept for later runs; a JVM ignores one that does not fit, and where it fails they start as ever.
+kept for later runs; a JVM ignores one that does not fit, and where it fails they start as ever. It
+fits one path of the jars only, so sessions get the home that ``nsq spark`` would make for each.
 
 Trap: what a JVM says about such a file goes to stdout, which Spark's scripts read; hence no log.
 """
@@ -16,6 +17,7 @@ import sys
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pytest
 
@@ -41,40 +43,54 @@ with session.spark_session(settings) as spark:
 """
 
 
+class QuickSpark(NamedTuple):
+    """``flags`` are for ``JAVA_TOOL_OPTIONS`` or ``spark.driver.extraJavaOptions``."""
+
+    flags: str
+    home: str
+
+
 @pytest.fixture(scope="session")
-def quick_jvm() -> str:
-    """The flags, for ``JAVA_TOOL_OPTIONS`` or ``spark.driver.extraJavaOptions``."""
-    classes = kept_classes()
-    return f"{FLAGS} -XX:SharedArchiveFile={classes}" if classes.exists() else FLAGS
+def quick_spark() -> QuickSpark:
+    classes, home = kept_classes()
+    flags = f"{FLAGS} -XX:SharedArchiveFile={classes}" if classes.exists() else FLAGS
+    return QuickSpark(flags, str(home))
 
 
-def kept_classes() -> Path:
-    """The file for this Java and these jars of PySpark, which the first who asks writes."""
+def kept_classes() -> tuple[Path, Path]:
+    """The file for this Java and these jars of PySpark, which the first who asks writes, and the
+    home of Spark that it fits."""
     import pyspark
 
     from nsqtools.spark.java import find_java
+    from nsqtools.spark.spark_settings import without_zip
 
-    java, jars = find_java(os.environ), Path(pyspark.__file__).parent / "jars"
+    package = Path(pyspark.__file__).parent
+    java, jars = find_java(os.environ), package / "jars"
     of = f"{jars} {jars.stat().st_mtime_ns} {java.program} {java.version}"
-    classes = CACHE / f"classes-{zlib.crc32(of.encode()):08x}.jsa"
+    kept = CACHE / f"classes-{zlib.crc32(of.encode()):08x}"
+    classes, home = kept / "classes.jsa", kept / "spark"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not classes.exists():
-            write_classes(classes)
-            by_age = sorted(CACHE.glob("classes-*.jsa"), key=lambda path: path.stat().st_mtime)
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir()
+            write_classes(classes, without_zip(package, kept))
+            by_age = sorted(CACHE.glob("classes-*/"), key=lambda path: path.stat().st_mtime)
             for old in by_age[:-KEPT]:
-                old.unlink()
-    return classes
+                shutil.rmtree(old)
+    return classes, home
 
 
-def write_classes(classes: Path) -> None:
+def write_classes(classes: Path, home: Path) -> None:
     with TemporaryDirectory(prefix="nsqtools-tests-") as directory:
         draft = Path(directory, "classes.jsa")
         program = [sys.executable, "-c", PROGRAM, directory]
         program.append(f"{FLAGS} -XX:ArchiveClassesAtExit={draft}")
         silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.run(program, **silent, timeout=TIMEOUT_S, check=False)
+        environ = os.environ | {"SPARK_HOME": str(home)}
+        subprocess.run(program, **silent, env=environ, timeout=TIMEOUT_S, check=False)
         if draft.exists():
             shutil.copyfile(draft, classes.with_suffix(".draft")).replace(classes)
 

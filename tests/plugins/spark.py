@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
 from plugins.in_process import Result
+from plugins.java_classes import QuickSpark
 from plugins.processes import descendants
 from plugins.servers import need
 from plugins.waiting import patience_s, wait_until
@@ -53,11 +54,16 @@ RunSpark = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
-def spark_settings(tmp_path_factory: pytest.TempPathFactory, quick_jvm: str) -> SparkSettings:
+def spark_settings(
+    tmp_path_factory: pytest.TempPathFactory, quick_spark: QuickSpark
+) -> SparkSettings:
     from nsqtools.spark.spark_settings import SparkSettings
 
     log_file = tmp_path_factory.mktemp("spark-log") / "spark.log"
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": quick_jvm}
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.extraJavaOptions": quick_spark.flags,
+    }
     return SparkSettings("local[2,4]", "tests", "1g", conf, log_file)
 
 
@@ -69,12 +75,15 @@ def spark(whole_run_session: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def whole_run_session(spark_settings: SparkSettings) -> Iterator[SparkSession]:
+def whole_run_session(
+    spark_settings: SparkSettings, quick_spark: QuickSpark
+) -> Iterator[SparkSession]:
     from nsqtools.spark.session import spark_session
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("JAVA_TOOL_OPTIONS", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS", "SPARK_HOME"):
+        for name in ("JAVA_TOOL_OPTIONS", "SPARK_CONF_DIR", "SPARK_LOCAL_DIRS"):
             patch.delenv(name, raising=False)
+        patch.setenv("SPARK_HOME", quick_spark.home)
         with spark_session(spark_settings) as session:
             yield session
 
@@ -115,9 +124,10 @@ def run_spark(
 
 
 @pytest.fixture
-def spark_env(nsq_env: dict[str, str], quick_jvm: str) -> dict[str, str]:
+def spark_env(nsq_env: dict[str, str], quick_spark: QuickSpark) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
-    return nsq_env | kept | {"JAVA_TOOL_OPTIONS": quick_jvm}
+    quick = {"JAVA_TOOL_OPTIONS": quick_spark.flags, "SPARK_HOME": quick_spark.home}
+    return nsq_env | kept | quick
 
 
 def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
@@ -176,11 +186,14 @@ class SparkCluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> SparkCluster:
-    """Spark's own way to test one; executors write their logs below SPARK_HOME."""
-    from nsqtools.spark.spark_settings import spark_home
+    """Spark's own way to test one; executors write their logs below SPARK_HOME.
+
+    Unlike the others they import pyspark from Spark's zip, as those of a distribution do.
+    """
+    import pyspark
 
     home = tmp_path_factory.mktemp("spark")
-    for each in spark_home().iterdir():
+    for each in Path(pyspark.__file__).parent.iterdir():
         (home / each.name).symlink_to(each)
     return SparkCluster("local-cluster[2,1,512]", {"SPARK_HOME": str(home)})
 
@@ -190,11 +203,10 @@ HIDING = 'mount -t tmpfs none "$0" && mkdir -p "$1" && cd "$1" && shift && exec 
 
 @pytest.fixture(scope="module")
 def spark_cluster(
-    tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
+    tmp_path_factory: pytest.TempPathFactory, quick_spark: QuickSpark
 ) -> Iterator[SparkCluster]:
     """A master and two workers of one core each."""
     from nsqtools.spark.java import find_java, java_home
-    from nsqtools.spark.spark_settings import spark_home
 
     directory = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
@@ -202,19 +214,19 @@ def spark_cluster(
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SPARK_", "AWS_"))}
         env = kept | {
             "JAVA_HOME": str(java_home(find_java(os.environ), os.environ, java)),
-            "SPARK_HOME": str(spark_home()),
+            "SPARK_HOME": quick_spark.home,
             "SPARK_CONF_DIR": str(java),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(directory),
             "SPARK_DAEMON_MEMORY": "256m",
-            "JAVA_TOOL_OPTIONS": quick_jvm,  # of executors too
+            "JAVA_TOOL_OPTIONS": quick_spark.flags,  # of executors too
             "PYTHONPATH": str(Path(nsqtools.__file__).parents[1]),
         }
 
         def start(name: str, *command: str, before: Sequence[str] = ()) -> tuple[Path, int]:
             log = directory / f"{name}.log"
             process = subprocess.Popen(
-                [*before, spark_home() / "bin" / "spark-class", *command, "--host", "127.0.0.1"],
+                [*before, f"{quick_spark.home}/bin/spark-class", *command, "--host", "127.0.0.1"],
                 stdin=subprocess.DEVNULL,
                 stdout=stack.enter_context(log.open("wb")),
                 stderr=subprocess.STDOUT,

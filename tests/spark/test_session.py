@@ -98,6 +98,22 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
     assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
 
 
+def test_python_workers_import_the_installed_pyspark_and_not_the_zip_of_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.modules["pyspark"].__file__)
+    assert imported.collect() == [pyspark.__file__]
+
+    package = Path(pyspark.__file__).parent
+    monkeypatch.setenv("SPARK_HOME", str(package))
+    home = spark_environ(SparkSettings(), tmp_path, tmp_path)["SPARK_HOME"]
+    assert home is not None
+    assert not Path(home, "python").exists()
+    assert Path(home, "jars").samefile(package / "jars")
+    cluster = spark_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
+    assert cluster["SPARK_HOME"] == str(package)
+
+
 def test_another_spark_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
