@@ -126,7 +126,10 @@ def _load(path: Path) -> _Loaded:
 
 def load_users(path: Path) -> Users:
     """Read a users file. Raises `ConfigurationError`."""
-    return parse_users(read_text(path), str(path))
+    users = parse_users(read_text(path), str(path))
+    if not users.by_name:  # also while a program truncates the file to write it again
+        raise ConfigurationError(f"{path} has no user", hint="nsq authd hash --new USER makes one.")
+    return users
 
 
 def read_text(path: Path) -> str:
