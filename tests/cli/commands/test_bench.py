@@ -69,7 +69,7 @@ def test_a_named_topic_keeps_its_channels_and_messages_of_others_do_not_count(
 ) -> None:
     nsqd.create_channel("clicks", "archive")
 
-    measure("e2e", "-t", "clicks", "-n", "200")
+    measure("e2e", "-t", "clicks", "-n", "200", PROMPT)
     measure("sub", "-t", "clicks", "-n", "300")
 
     wait_until(lambda: nsqd.channels("clicks") == ["archive"], what="those of the bench are gone")
