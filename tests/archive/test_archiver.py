@@ -1,4 +1,4 @@
-"""The fleet: who begins under the limit of open files, and what each consumer may have and asks."""
+"""Archiver: topics that start under the limit of open files, and options of their consumers."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ def fleet(connection: ConnectionSettings, tmp_path: Path) -> Archiver:
     return Archiver(topics, "archive", options, ArchiveSettings(Directories(tmp_path, tmp_path)))
 
 
-def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
+def test_topics_start_within_the_limit_of_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     free = 5
@@ -36,7 +36,7 @@ def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
     assert archiver._within_fd_limit([]) == []
     assert archiver._within_fd_limit("abcd") == ["a", "b"]
     running = Mock(topic="a", last_error=None)
-    running.consumer.connections = [Mock()]  # one is still to be made
+    running.consumer.connections = [Mock()]  # of two: the second is not connected yet
     running.writer.totals, running.writer.held_count = ArchiveTotals(), 0
     archiver._archivers["a"] = running
     free = 3
@@ -50,18 +50,23 @@ def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
     assert caplog.messages[1].endswith("(raise ulimit -n): d")
 
 
-def test_many_topics_share_memory_and_ask_seldom_unless_told_how_often(tmp_path: Path) -> None:
+def test_many_topics_share_memory_and_poll_nsqlookupd_less_often(tmp_path: Path) -> None:
     lookup = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
     archiver = fleet(lookup, tmp_path)
-    of_each = [archiver._shared_options(topics) for topics in (1, 10, 1000, 10_000)]
-    assert [each.lookupd_poll_interval_s for each in of_each] == [60.0, 60.0, 200.0, 300.0]
-    assert [each.max_in_flight_bytes >> 17 for each in of_each] == [256, 102, 8, 8]
+    all_options = [archiver._shared_options(topics) for topics in (1, 10, 1000, 10_000)]
+    assert [options.lookupd_poll_interval_s for options in all_options] == [
+        60.0,
+        60.0,
+        200.0,
+        300.0,
+    ]
+    assert [options.max_in_flight_bytes >> 17 for options in all_options] == [256, 102, 8, 8]
     chosen = replace(lookup, options={"lookupd_poll_interval": "10s", "max_in_flight_bytes": "0"})
-    options = fleet(chosen, tmp_path)._shared_options(1000)
-    assert (options.lookupd_poll_interval_s, options.max_in_flight_bytes) == (10.0, 1 << 20)
+    explicit = fleet(chosen, tmp_path)._shared_options(1000)
+    assert (explicit.lookupd_poll_interval_s, explicit.max_in_flight_bytes) == (10.0, 1 << 20)
 
 
-def test_a_command_that_takes_long_is_waited_for_and_what_it_says_takes_little_memory(
+def test_close_waits_for_a_slow_command_and_bounds_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nsqtools.archive.archive_run.SLOW_HOOK_S", 0.01)
@@ -71,9 +76,9 @@ def test_a_command_that_takes_long_is_waited_for_and_what_it_says_takes_little_m
     closing = threading.Thread(target=hook.close)
     closing.start()
     wait_until(lambda: caplog.messages, what="a line about the wait")
-    said = b"progress\n" * 1_000_000 + b"no way\n"
+    output = b"progress\n" * 1_000_000 + b"no way\n"
     tracemalloc.start()
-    path.write_bytes(said)
+    path.write_bytes(output)
     closing.join()
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
@@ -81,12 +86,12 @@ def test_a_command_that_takes_long_is_waited_for_and_what_it_says_takes_little_m
     assert (hook.failures, caplog.messages[1:]) == (1, [failed])
 
 
-def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
+def test_a_waiting_topic_that_fails_to_start_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archiver = fleet(TWO, tmp_path)
     archiver._topics = topics = ConsumedTopics(["a"], TWO)
-    archiver._waiting = ["a"]  # beyond the limit until now
+    archiver._waiting = ["a"]  # it was beyond the limit of open files
     fails = Mock(side_effect=OutputError("cannot use a (Too many open files)"))
     monkeypatch.setattr(archiver, "_start", fails)
     archiver._start_all(["a"])

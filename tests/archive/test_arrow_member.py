@@ -1,4 +1,4 @@
-"""Members of Arrow: the same messages as lines and as columns, and damage never taken for them."""
+"""Arrow members: the same messages as lines and as columns, and damage never read as messages."""
 
 import random
 from io import BytesIO
@@ -46,7 +46,7 @@ def member(messages: list[WireMessage], nsqd: str = "n:4150") -> bytes:
     return b"".join(chunks) + writer.flush()
 
 
-def test_a_member_is_the_lines_of_its_messages_whatever_the_pieces() -> None:
+def test_a_member_unpacks_to_lines_in_pieces_of_any_size() -> None:
     expected = encode_many("clicks", "n:4150", MESSAGES)
     data, pos, rng, text = member(MESSAGES), 0, random.Random(1), b""
     unpacker = Unpacker(codec_of(data))
@@ -59,7 +59,7 @@ def test_a_member_is_the_lines_of_its_messages_whatever_the_pieces() -> None:
     assert unpacker.unused == (data + b"next")[len(data) : pos]
 
 
-def test_members_of_text_are_those_of_messages() -> None:
+def test_a_member_made_of_lines_unpacks_to_the_same_lines() -> None:
     text = encode_many("a", "n:1", numbered(0, 9)) + encode_many("b", "n:2", ODD)
     for size in (1, 100, len(text)):
         writer = members_of(Codec.ARROW)()
@@ -69,7 +69,7 @@ def test_members_of_text_are_those_of_messages() -> None:
         assert piece == (text, len(data))
 
 
-def test_no_changed_byte_and_no_cut_is_taken_for_messages() -> None:
+def test_a_changed_byte_or_a_truncated_member_is_damage() -> None:
     data, rng = member(MESSAGES[-30:]), random.Random(2)
     size = len(data)
     for pos in [*range(30), *(rng.randrange(size) for _ in range(500))]:
@@ -85,7 +85,7 @@ def test_no_changed_byte_and_no_cut_is_taken_for_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", [BodyKind.string, BodyKind.binary])
-def test_columns_are_those_of_the_lines(kind: BodyKind, tmp_path: Path) -> None:
+def test_columns_have_the_values_of_the_lines(kind: BodyKind, tmp_path: Path) -> None:
     path = tmp_path / "clicks.log.arrow"
     file = PartFile(path, 0o640, arrow_members, 0.0, Head("f" * 32, 1))
     texts = []
@@ -109,7 +109,7 @@ def test_columns_are_those_of_the_lines(kind: BodyKind, tmp_path: Path) -> None:
         assert [row[name] for row in rows] == expected[name].to_pylist(), name
 
 
-def test_members_after_the_end_of_the_index_are_read(tmp_path: Path) -> None:
+def test_members_that_the_index_lacks_are_read(tmp_path: Path) -> None:
     path = tmp_path / "clicks.log.arrow"
     file = PartFile(path, 0o640, arrow_members, 0.0, Head("f" * 32, 1))
     file.append(encode_batch("clicks", "n:1", MESSAGES[:10]))

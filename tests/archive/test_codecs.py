@@ -1,4 +1,4 @@
-"""Compression of archives: each member by itself, in any pieces, damage never taken for text."""
+"""Compression of archives: each member alone, in any pieces, and damage is never read as text."""
 
 import random
 import sys
@@ -17,19 +17,21 @@ COMPRESSED = [Codec.GZIP, Codec.ZSTD]
 
 
 def member(codec: Codec, text: bytes, level: int | None = None) -> bytes:
-    one, middle = members_of(codec, level)(), len(text) // 2
-    return one.compress(text[:middle]) + one.compress(text[middle:]) + one.flush()
+    compressor, middle = members_of(codec, level)(), len(text) // 2
+    return (
+        compressor.compress(text[:middle]) + compressor.compress(text[middle:]) + compressor.flush()
+    )
 
 
 def unpacked(codec: Codec, data: bytes) -> tuple[bytes, str]:
-    """What can be read, and what is wrong after it."""
-    found = b""
+    """The readable text, and the problem that ends it."""
+    text = b""
     try:
         for piece in unpack_members(BytesIO(data), codec):
-            found += piece.text
+            text += piece.text
     except DamagedError as exc:
-        return found, str(exc)
-    return found, ""
+        return text, str(exc)
+    return text, ""
 
 
 def some_text(size: int, seed: int = 1) -> bytes:
@@ -50,23 +52,23 @@ def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 @pytest.mark.parametrize("limit", [1, 7, 1000, 1 << 20])
-def test_a_member_is_unpacked_whatever_the_pieces(codec: Codec, limit: int, inflate: str) -> None:
+def test_a_member_is_unpacked_in_pieces_of_any_size(codec: Codec, limit: int, inflate: str) -> None:
     text = some_text(20_000 if limit > 1 else 500)
     data = member(codec, text)
     rng = random.Random(limit)
-    one, found, rest = Unpacker(codec), b"", data + b"next"
-    while not one.is_over:
-        size = 0 if one.has_more else rng.randrange(1, 5000)
-        piece = one.unpack(rest[:size], limit)
-        assert len(piece) <= limit  # few bytes may be gigabytes
-        found, rest = found + piece, rest[size:]
+    unpacker, result, remaining = Unpacker(codec), b"", data + b"next"
+    while not unpacker.is_over:
+        size = 0 if unpacker.has_more else rng.randrange(1, 5000)
+        piece = unpacker.unpack(remaining[:size], limit)
+        assert len(piece) <= limit  # A few compressed bytes may expand to gigabytes.
+        result, remaining = result + piece, remaining[size:]
 
-    assert found == text
-    assert one.unused + rest == b"next"
+    assert result == text
+    assert unpacker.unused + remaining == b"next"
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_members_follow_each_other_as_the_tools_expect(codec: Codec, tmp_path: Path) -> None:
+def test_concatenated_members_are_one_file_for_gzip_and_zstd(codec: Codec, tmp_path: Path) -> None:
     texts = [some_text(5000, seed) for seed in range(3)]
     path = tmp_path / f"x{EXTENSIONS[codec]}"
     path.write_bytes(b"".join(member(codec, text) for text in texts))
@@ -78,27 +80,29 @@ def test_members_follow_each_other_as_the_tools_expect(codec: Codec, tmp_path: P
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_damage_is_noticed_and_what_is_right_is_read(codec: Codec, inflate: str) -> None:
+def test_damage_is_reported_and_the_text_before_it_is_read(codec: Codec, inflate: str) -> None:
     text = some_text(3000)
     data = member(codec, text)
     rng = random.Random(2)
     for _ in range(200):
         changed = bytearray(data)
-        at = rng.randrange(10, len(data))  # a header of gzip says things that nobody checks
+        at = rng.randrange(10, len(data))  # No checksum covers the gzip header.
         changed[at] ^= 1 << rng.randrange(8)
-        found, problem = unpacked(codec, bytes(changed))
-        assert found == text or problem
+        result, problem = unpacked(codec, bytes(changed))
+        assert result == text or problem
     text = rng.randbytes(600_000)
     data = member(codec, text)
     good = member(codec, b"good\n")
-    found, problem = unpacked(codec, good + b"\0\0" + data[: len(data) // 2])  # with padding
-    assert found.startswith(b"good\n")
-    assert text.startswith(found[5:])
-    assert len(found) > 200_000
+    result, problem = unpacked(codec, good + b"\0\0" + data[: len(data) // 2])  # with padding
+    assert result.startswith(b"good\n")
+    assert text.startswith(result[5:])
+    assert len(result) > 200_000
     assert problem == f"cut off in the member at byte {len(good) + 2}"
 
 
-def test_bytes_tell_the_codec_and_an_error_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_codec_is_detected_and_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert codec_of(member(Codec.ZSTD, b"x")) is Codec.ZSTD
     assert codec_of(b"\x50\x2a\x4d\x18") is Codec.ZSTD
     assert codec_of(member(Codec.GZIP, b"x")) is Codec.GZIP

@@ -1,4 +1,4 @@
-"""Archives and tables become few files with each message once, whatever happens on the way."""
+"""Archives and tables are compacted into few files with each message once, despite any failure."""
 
 import gzip
 import os
@@ -55,7 +55,7 @@ DAY, NEXT_DAY = date(2026, 9, 21), date(2026, 9, 22)
 
 
 def message(number: int, attempts: int = 1) -> WireMessage:
-    """One in five minutes, two at each time."""
+    """Two messages have the same time; the next two follow 10 minutes later."""
     at = BEGIN_NS + number // 2 * 600 * SECOND
     body = b"body %d \xff" % number if number % 7 == 0 else b"body %d" % number
     return WireMessage(at, attempts, b"%016x" % number, body)
@@ -78,46 +78,48 @@ def compact(
     run: RunJobs | None = None,
     **settings: Any,
 ) -> Compaction:
-    made = Settings(**{"target_bytes": 1 << 20, **settings})
+    options = Settings(**{"target_bytes": 1 << 20, **settings})
     source, target = (at and parse_place(str(at)) for at in (place, output))
     inputs, chosen = find_inputs([source]), selection or Selection()
-    compaction = Compaction(inputs, target, chosen, made, is_delta=delta)
+    compaction = Compaction(inputs, target, chosen, options, is_delta=delta)
     with compaction.locked():
         compaction.plan()
-        compaction.run(run or in_parallel(made.parallel))
+        compaction.run(run or in_parallel(options.parallel))
     return compaction
 
 
 def done(compaction: Compaction) -> tuple[int, int]:
-    """Messages read, and duplicates."""
-    some = [each for partition in compaction.work for each in partition.results]
-    return sum(each.read for each in some), sum(each.duplicates for each in some)
+    """The numbers of messages read and of duplicates."""
+    results = [result for partition in compaction.work for result in partition.results]
+    return sum(result.read for result in results), sum(result.duplicates for result in results)
 
 
 @pytest.mark.parametrize("delta", [False, True])
 def test_each_message_is_compacted_once_whenever_it_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delta: bool
 ) -> None:
-    monkeypatch.setattr(compaction_plan, "SLICE_ROWS", 20)  # so that there are many
+    monkeypatch.setattr(compaction_plan, "SLICE_ROWS", 20)  # so that there are many slices
     monkeypatch.setattr(compaction_plan, "MIN_FILE_BYTES", 1000)
     monkeypatch.setattr(compaction_jobs, "MAX_THREADS", 1 if delta else 4)
     chance = random.Random(1 + delta)
     archive, output = tmp_path / "archive", tmp_path / "output"
     sent: list[int] = []
-    for run in range(3):  # the later ones bring late messages, and again some that are there
+    for run in range(3):  # The later runs have late messages and duplicates.
         for _ in range(3):
             numbers = [chance.randrange(400) for _ in range(150)]
             sent += numbers
             members = [numbers[at : at + 40] for at in range(0, len(numbers), 40)]
             for topic in ("clicks", "2026"):
                 path = archive / f"{topic}.{run}.{chance.random()}.gz"
-                some = [[message(n, chance.randrange(1, 4)) for n in each] for each in members]
-                write_archive(path, *some, topic=topic)
+                delivered = [
+                    [message(n, chance.randrange(1, 4)) for n in numbers] for numbers in members
+                ]
+                write_archive(path, *delivered, topic=topic)
 
         target = chance.choice([2000, 1 << 20]) if run else 2000
-        told = compact(archive, output, delta=delta, target_bytes=target, parallel=2)
+        compaction = compact(archive, output, delta=delta, target_bytes=target, parallel=2)
 
-        assert run or len(told.jobs) > len(told.partitions)
+        assert run or len(compaction.jobs) > len(compaction.partitions)
         assert content(output) == expected(sent, "clicks", "2026")
     assert done(compact(archive, output, delta=delta)) == (0, 0)
 
@@ -190,7 +192,7 @@ def test_a_compaction_killed_at_any_step_loses_and_repeats_nothing(
 def test_bare_bodies_are_compacted_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     none = "__HIVE_DEFAULT_PARTITION__"
-    rows = [(none, none, None, None, each) for each in (b"\xff", b"one", b"one", b"two")]
+    rows = [(none, none, None, None, body) for body in (b"\xff", b"one", b"one", b"two")]
     for delta in (False, True):
         output, path = tmp_path / f"out-{delta}", tmp_path / "a" / "bare.log"
         path.write_bytes(b"one\ntwo\none\n\xff\n")
@@ -199,7 +201,7 @@ def test_bare_bodies_are_compacted_once(tmp_path: Path) -> None:
         kept = path.read_bytes()
         for now, grown, count in ((kept, 0, 4), (kept + b"more\n", 1, 4), (b"other\n" * 5, 0, 9)):
             for note in (output / "_compaction").rglob("*.json"):
-                note.unlink()  # as if it had been killed before it was written
+                note.unlink()  # as if the run had been killed before it wrote the note
             path.write_bytes(now)
             assert len(compact(tmp_path / "a", output, delta=delta).grown) == grown
             assert len(content(output)) == count
@@ -213,7 +215,7 @@ def test_a_file_without_an_index_is_identified_by_its_content(
     path.parent.mkdir()
     path.touch()
     assert done(compact(tmp_path / "a", tmp_path / "out")) == (0, 0)
-    for number in (1, 2, 300):  # the second is as long as the first
+    for number in (1, 2, 300):  # The second body is as long as the first.
         lines = encode_many("clicks", "n:4150", [message(number * 2)])
         path.write_bytes(b"body %d\n" % number if is_bare else lines)
         for touched in (0, 1):
@@ -224,14 +226,14 @@ def test_a_file_without_an_index_is_identified_by_its_content(
     with path.open("ab") as file:
         file.write(b"more\n" if is_bare else lines)
     result = run_nsq(["archive", "compact", str(path.parent), "-o", str(tmp_path / "out")])
-    read, said = (0, f"nsq: {path}: left out, as it has changed") if is_bare else (2, "")
+    read, start = (0, f"nsq: {path}: left out, as it has changed") if is_bare else (2, "")
     assert f"nsq: {read} messages read, {read} duplicates" in result.err
-    assert result.err.startswith(said)
+    assert result.err.startswith(start)
     assert result.status == (6 if is_bare else 0)
 
 
 def one_of_each(path: Path, topics: str) -> None:
-    """An archive of a member for the message of each topic."""
+    """Write an archive with one member for each topic, which has one message."""
     path.parent.mkdir()
     file = PartFile(path, 0o640, members_of(Codec.GZIP, 6), now_s=0.0)
     for number, topic in enumerate(topics):
@@ -248,8 +250,10 @@ def changed_byte(path: Path) -> None:
 
 def index_that_promises_more(path: Path) -> None:
     one_of_each(path, "aaa")
-    first, second, *more = index_of(path).read_bytes().splitlines(keepends=True)
-    index_of(path).write_bytes(b"".join([first, second.replace(b" 1 ", b" 9%017d " % 0), *more]))
+    first, second, *remaining = index_of(path).read_bytes().splitlines(keepends=True)
+    index_of(path).write_bytes(
+        b"".join([first, second.replace(b" 1 ", b" 9%017d " % 0), *remaining])
+    )
 
 
 @pytest.mark.parametrize(
@@ -270,13 +274,13 @@ def test_damage_is_an_error_or_skipped_and_reported(
     with pytest.raises(NsqError, match=f"cannot read {path}.*{said}"):
         compact(path.parent, tmp_path / "out")
     assert content(tmp_path / "out") == []
-    told = compact(path.parent, tmp_path / "out", skips_damaged=True)
+    compaction = compact(path.parent, tmp_path / "out", skips_damaged=True)
     assert content(tmp_path / "out") == expected(left, "a")
-    assert {shown for job in told.work[0].results for shown, _ in job.damages} == {str(path)}
-    assert told.deletable()[0] == []
+    assert {path for job in compaction.work[0].results for path, _ in job.damages} == {str(path)}
+    assert compaction.deletable()[0] == []
 
 
-def test_a_single_file_of_a_table_and_the_logged_files_of_a_folder_are_found(
+def test_one_file_of_a_table_and_the_logged_files_of_a_folder_are_compacted(
     tmp_path: Path,
 ) -> None:
     write_archive(tmp_path / "archive" / "x.log", [message(0), message(1)], topic="t")
@@ -284,20 +288,21 @@ def test_a_single_file_of_a_table_and_the_logged_files_of_a_folder_are_found(
     [file] = output.rglob("*.parquet")
 
     assert done(compact(file, tmp_path / "again")) == (2, 0)
-    assert content(tmp_path / "again") == content(output)  # its folders say the topic
+    # The topic is in the names of its folders.
+    assert content(tmp_path / "again") == content(output)
     failed = file.with_name("of-a-batch-that-failed.parquet")
     failed.write_bytes(file.read_bytes())
     (log := output / "_spark_metadata").mkdir()
     (log / "0").write_text(f'v1\n{{"path": "file:{file}"}}\n')
     for place in (output, *file.parents[:2]):
-        assert [each.path for each in find_archives([place])] == [file]
+        assert [archive.path for archive in find_archives([place])] == [file]
         assert table_files([LocalPlace(place)]) == {
             LocalPlace(output): [str(file.relative_to(output))]
         }
     failed.unlink()
     shutil.rmtree(log)
     file.with_name("y.md").write_text("a note")
-    assert [each.path for each in find_archives([file.parent])] == [file]
+    assert [archive.path for archive in find_archives([file.parent])] == [file]
     assert done(compact(file.parent, tmp_path / "beside")) == (2, 0)
     write_archive(file.with_name("x.gz"), [message(2)])
     file.with_name("y.md").unlink()
@@ -315,7 +320,7 @@ def test_a_folder_in_a_table_has_only_logged_files(tmp_path: Path) -> None:
 
     place = LocalPlace(table)
     assert table_files([place, place / "topic=a"]) == {place: [kept.path]}
-    assert [each.name for each in find_archives([table / "topic=a"])] == [kept.path]
+    assert [archive.name for archive in find_archives([table / "topic=a"])] == [kept.path]
     assert done(compact(table / "topic=a", tmp_path / "out")) == (1, 0)
     with pytest.raises(ConfigurationError, match="is not a current file of the Delta table"):
         find_archives([removed])
@@ -323,12 +328,12 @@ def test_a_folder_in_a_table_has_only_logged_files(tmp_path: Path) -> None:
     write_archive(table / ".nsq-log" / "a.gz", [message(1)])
     assert len(find_archives([table / ".nsq-log"])) == 1
 
-    # beside Parquet, too, what is in progress in the log comes as rows later, and once
+    # A log in progress next to Parquet is not read either: its rows are added later.
     parquet = tmp_path / "parquet"
     (parquet / ".nsq-log").mkdir(parents=True)
     pq.write_table(rows, parquet / "a.parquet")
     (parquet / ".nsq-log" / ".a.log.part").touch()
-    assert [each.name for each in find_archives([parquet])] == ["a.parquet"]
+    assert [archive.name for archive in find_archives([parquet])] == ["a.parquet"]
     assert find_inputs([LocalPlace(parquet)]).parquet == (LocalPlace(parquet),)
 
 
@@ -345,19 +350,21 @@ def test_a_file_with_several_topics_is_split_by_topic(
     (tmp_path / "in").mkdir()
     kinds = {"ts_ns": pyarrow.int64(), "attempts": pyarrow.int32(), "topic": kind}
     names = ["page", "topic", "ts_ns", "nsqd", "id", "attempts", "body"]
-    some = [("a", BEGIN_NS), (other, BEGIN_NS), ("a", BEGIN_NS + 1), (None, last_ns)]
-    page = {"path": "/", "status": 200}  # which is two columns of Parquet
-    rows = [(page, *each, "n:1", f"{n:016x}", 1, str(n)) for n, each in enumerate(some)]
+    keys = [("a", BEGIN_NS), (other, BEGIN_NS), ("a", BEGIN_NS + 1), (None, last_ns)]
+    page = {"path": "/", "status": 200}  # A struct is two columns of Parquet.
+    rows = [(page, *key, "n:1", f"{n:016x}", 1, str(n)) for n, key in enumerate(keys)]
     columns = zip(names, zip(*rows, strict=True), strict=True)
-    table = pyarrow.table({name: pyarrow.array(each, kinds.get(name)) for name, each in columns})
+    table = pyarrow.table(
+        {name: pyarrow.array(values, kinds.get(name)) for name, values in columns}
+    )
     pq.write_table(table, tmp_path / "in" / "x.parquet")
 
-    told = compact(tmp_path / "in", tmp_path / "out", skips_damaged=last_ns is None)
+    compaction = compact(tmp_path / "in", tmp_path / "out", skips_damaged=last_ns is None)
 
     none = "__HIVE_DEFAULT_PARTITION__"
-    found = [(topic, body) for topic, _, _, _, body in content(tmp_path / "out")]
-    assert found == sorted([(none, b"3"), ("a", b"0"), ("a", b"2"), (other, b"1")])
-    assert done(told) == (4, 0)
+    bodies = [(topic, body) for topic, _, _, _, body in content(tmp_path / "out")]
+    assert bodies == sorted([(none, b"3"), ("a", b"0"), ("a", b"2"), (other, b"1")])
+    assert done(compaction) == (4, 0)
 
 
 def test_a_repeated_job_makes_the_same_file(tmp_path: Path) -> None:
@@ -367,15 +374,19 @@ def test_a_repeated_job_makes_the_same_file(tmp_path: Path) -> None:
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
 
     def twice(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
-        assert run_job(jobs[0]) == run_job(jobs[0])  # as a task of Spark whose answer was lost
+        assert run_job(jobs[0]) == run_job(jobs[0])  # as a Spark task whose result was lost
         yield from in_parallel(1)(jobs)
 
     compact(tmp_path / "a", tmp_path / "out", run=twice)
     assert content(tmp_path / "out") == expected([0], "clicks")
-    wrong = WireMessage(1, 1, b"%016d" % 0, b"x")  # of a clock: the days between have none
+    # A wrong clock: the days between have no messages.
+    wrong = WireMessage(1, 1, b"%016d" % 0, b"x")
     write_archive(tmp_path / "in" / "x.log", [wrong, message(1)], [message(2)])
-    told = compact(tmp_path / "in", tmp_path / "of-two-days")
-    assert ([len(each.files) for each in told.partitions], done(told)) == ([1, 1], (3, 0))
+    compaction = compact(tmp_path / "in", tmp_path / "of-two-days")
+    assert ([len(partition.files) for partition in compaction.partitions], done(compaction)) == (
+        [1, 1],
+        (3, 0),
+    )
 
 
 @pytest.mark.parametrize("index", [b"", b"0 %d 2 0 0\n"])
@@ -384,12 +395,12 @@ def test_messages_of_another_program_get_their_days(tmp_path: Path, index: bytes
     path.parent.mkdir()
     first, second = encode_many("clicks", "n:1", [message(0), message(600)]).splitlines(True)
     path.write_bytes(first + second.replace(b'": ', b'":').replace(b', "', b',"'))
-    if index:  # of a file whose times nobody knew
+    if index:  # of a file without known times
         index_of(path).write_bytes(index % path.stat().st_size)
     compact(tmp_path / "archive", tmp_path / "output")
     assert content(tmp_path / "output") == expected([0, 600], "clicks")
-    text = path.read_bytes()[:-1]  # the last newline is not needed
-    path.write_bytes(gzip.compress(text[:-9]) + gzip.compress(text[-9:]))  # as pzstd cuts it
+    text = path.read_bytes()[:-1]  # The last newline is optional.
+    path.write_bytes(gzip.compress(text[:-9]) + gzip.compress(text[-9:]))  # pzstd cuts inside lines
     compact(tmp_path / "archive", tmp_path / "again")
     assert content(tmp_path / "again") == expected([0, 600], "clicks")
 
@@ -406,7 +417,7 @@ def test_rows_without_a_time_are_damage(tmp_path: Path) -> None:
     ones = {name: ["a", "b", "c"] for name in ("nsqd", "id", "body")}
     rows = pyarrow.table({"topic": ["t"] * 3, "ts_ns": times, "attempts": [1] * 3, **ones})
     write_deltalake(tmp_path / "in", rows, partition_by=["topic"])
-    with pytest.raises(NsqError, match="with and without a time"):  # each day had them
+    with pytest.raises(NsqError, match="with and without a time"):  # as each day has
         compact(tmp_path / "in", tmp_path / "out")
 
 
@@ -421,7 +432,8 @@ def test_rows_are_deduplicated_and_fit_to_a_schema() -> None:
         }
     )
 
-    assert deduplicate(rows)["body"].to_pylist() == list("bdefgh")  # of the fewest attempts
+    # The row with the fewest attempts.
+    assert deduplicate(rows)["body"].to_pylist() == list("bdefgh")
     batch = pyarrow.record_batch({"n": pyarrow.array([float("nan"), 1], pyarrow.float32())})
     for kind, errors in (("double", 0), ("int64", 1)):
         schema = pyarrow.schema([("n", kind), ("_error", "string")])
@@ -439,7 +451,7 @@ def test_only_completely_compacted_archives_are_deleted(tmp_path: Path) -> None:
     (archive / "bare.log").write_bytes(b"it may be anything\n")
 
     first = compact(archive, output, selection=Selection(first=DAY, last=DAY))
-    assert first.deletable() == ([], {})  # the file has another day, too
+    assert first.deletable() == ([], {})  # The file also has messages of another day.
 
     second = compact(archive, output)
     [source], kept = second.deletable()
@@ -451,17 +463,17 @@ def test_only_completely_compacted_archives_are_deleted(tmp_path: Path) -> None:
     assert "is missing" in second.deletable()[1][str(path)]
     (tmp_path / "elsewhere").rename(file)
     path.touch()
-    assert not delete_archive(source)  # it changed
+    assert not delete_archive(source)  # the file has changed
     third = compact(archive, output)
-    assert [delete_archive(each) for each in third.deletable()[0]] == [True]
-    assert [each.name for each in archive.iterdir()] == ["bare.log"]
+    assert [delete_archive(source) for source in third.deletable()[0]] == [True]
+    assert [path.name for path in archive.iterdir()] == ["bare.log"]
 
 
 @pytest.mark.parametrize("how", ["open", "growing", "none", "no total", "finished"])
 def test_only_finished_files_are_deleted_or_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """What its writer appends to a file that is gone is lost."""
+    """A writer that still appends to a deleted file would lose its messages."""
     path = write_archive(tmp_path / "a/clicks.gz", [message(0)])
     path.chmod(0o640)
     index = index_of(path).read_bytes()
@@ -471,7 +483,7 @@ def test_only_finished_files_are_deleted_or_replaced(
         )
     elif how == "none":
         index_of(path).unlink()
-    elif how == "no total":  # of an early version
+    elif how == "no total":  # an index of an early version
         index_of(path).write_bytes(index.partition(b"total")[0])
     with path.open("ab") if how == "open" else nullcontext():
         [archive] = find_archives([path])
@@ -485,7 +497,7 @@ def test_only_finished_files_are_deleted_or_replaced(
 
     if how == "finished":
         with path.open("ab"):
-            assert not delete_archive(chosen[0])  # somebody has opened it since
+            assert not delete_archive(chosen[0])  # A writer has opened it in the meantime.
     monkeypatch.setattr(reader, "has_writer", lambda path: None)  # as on network file systems
     chosen, _ = compact(tmp_path / "a", tmp_path / "out").deletable()
     assert bool(chosen) == (how in ("open", "finished"))
@@ -504,12 +516,12 @@ def test_archives_of_machines_cloned_from_one_image_are_compacted(
         writer.write([message(number)])
         writer.finish()
         if is_gone or number:
-            told = compact(tmp_path / "a", tmp_path / "out")
-            assert all(map(delete_archive, told.deletable()[0]))
+            compaction = compact(tmp_path / "a", tmp_path / "out")
+            assert all(map(delete_archive, compaction.deletable()[0]))
     assert content(tmp_path / "out") == expected([0, 1], "clicks")
     assert find_archives([tmp_path / "a"]) == []
     members = [[message(number)] for number in range(3)]
-    for name, count in (("a", 1), ("b", 3), ("c", 2)):  # of copies that with more messages
+    for name, count in (("a", 1), ("b", 3), ("c", 2)):  # The copy with the most messages counts.
         write_archive(tmp_path / "in" / f"{name}.gz", *members[:count], head=Head("a" * 32, 1))
     assert done(compact(tmp_path / "in", tmp_path / "of-copies")) == (3, 0)
 
@@ -522,7 +534,7 @@ def test_open_days_and_other_topics_are_skipped(tmp_path: Path) -> None:
     compaction = Compaction(inputs, LocalPlace(tmp_path / "out"), chosen, Settings(), now_s=at)
     compaction.plan()
 
-    states = {each.key.day: each.state for each in compaction.partitions}
+    states = {partition.key.day: partition.state for partition in compaction.partitions}
     assert states == {DAY: "new", NEXT_DAY: "open"}
     with compaction.locked(), pytest.raises(OutputError, match="another run writes to"):
         compact(tmp_path / "a", tmp_path / "out")
@@ -558,7 +570,7 @@ def test_the_plan_for_one_topic_lists_one_folder_and_opens_the_table_once(
         seen.clear()
         compaction.plan()
         assert seen == expected_names
-        assert [each.key.topic for each in compaction.partitions] == ["b"]
+        assert [partition.key.topic for partition in compaction.partitions] == ["b"]
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -577,8 +589,8 @@ def test_a_folder_of_parquet_is_compacted_in_place_while_archivers_land(
             yield result
 
     in_files = list(table_files([lake]).values())
-    told = compact(lake, None, run=while_one_lands)
-    assert done(told) == (4, 0)
+    compaction = compact(lake, None, run=while_one_lands)
+    assert done(compaction) == (4, 0)
     assert content(lake) == expected(range(6), "clicks")
     assert len(in_files[0]) == len(table_files([lake])[lake]) == 2
     land(tmp_path / "a", lake)
@@ -591,12 +603,14 @@ def test_a_folder_of_parquet_is_compacted_in_place_while_archivers_land(
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_a_bucket_works_like_a_directory(tmp_path: Path, bucket: Bucket, delta: bool) -> None:
+def test_archives_in_a_bucket_are_compacted_and_deleted(
+    tmp_path: Path, bucket: Bucket, delta: bool
+) -> None:
     writer = Writer(tmp_path)
     writer.write([message(n) for n in range(100)], [message(n) for n in range(50)])
     path = writer.finish()
-    for each in (path, index_of(path)):
-        bucket.storage.put_file(f"archive/{each.name}", each)
+    for file in (path, index_of(path)):
+        bucket.storage.put_file(f"archive/{file.name}", file)
     archive, output = parse_place(f"{bucket.url}/archive"), parse_place(f"{bucket.url}/lake")
     with pytest.raises(NsqError, match="there is no"):
         find_inputs([output])
@@ -605,9 +619,9 @@ def test_a_bucket_works_like_a_directory(tmp_path: Path, bucket: Bucket, delta: 
     assert done(compaction) == (150, 50)
     assert content(output) == expected(range(100), "clicks")
     assert done(compact(archive, output, delta=delta)) == (0, 0)
-    found = find_inputs([archive, output])
-    assert (found.archives, found.delta if delta else found.parquet) == ((archive,), (output,))
-    assert [delete_archive(each) for each in compaction.deletable()[0]] == [True]
+    inputs = find_inputs([archive, output])
+    assert (inputs.archives, inputs.delta if delta else inputs.parquet) == ((archive,), (output,))
+    assert [delete_archive(source) for source in compaction.deletable()[0]] == [True]
     assert not [name for name in bucket.names() if name.startswith("archive/")]
 
 
@@ -618,7 +632,7 @@ def test_a_run_that_lost_the_lock_commits_nothing(tmp_path: Path, bucket: Bucket
     def while_it_slept(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         numbers = NumberedObjects(output / NOTES / "lock")
         numbers.number = numbers.latest()
-        numbers.append(b"{}")  # as a run that waited for the end of the lease
+        numbers.append(b"{}")  # as a run does that waited for the end of the lease
         yield from in_parallel(1)(jobs)
 
     with pytest.raises(OutputError, match="another run writes to"):
@@ -635,13 +649,13 @@ def clicks(first: int, *bodies: str) -> list[WireMessage]:
 
 
 def typed_rows(output: Path) -> list[dict[str, object]]:
-    """The columns beside a message's, and the body, of all rows in order of time."""
+    """The body and its columns, without those of the message, of all rows in order of time."""
     names = table_files([LocalPlace(output)])[LocalPlace(output)]
     tables = (pq.ParquetFile(output / name).read() for name in names)
     rows = [row for table in tables for row in table.to_pylist()]
     rows.sort(key=lambda row: row.pop("ts_ns") or 0)
-    own = ("nsqd", "id", "timestamp", "attempts", "body_bytes")
-    return [{key: row[key] for key in row if key not in own} for row in rows]
+    message_columns = ("nsqd", "id", "timestamp", "attempts", "body_bytes")
+    return [{key: row[key] for key in row if key not in message_columns} for row in rows]
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -652,9 +666,9 @@ def test_columns_of_bodies_are_merged_by_name(tmp_path: Path, delta: bool) -> No
         clicks(0, '{"user": 1, "x": 1.5}', '{"user": 2}'),
         clicks(2, '{"user": "three", "page": "/"}', '{"page": "/b"}'),
     ]
-    for number, some in enumerate(lakes):
+    for number, messages in enumerate(lakes):
         archive, lake = tmp_path / f"a{number}", tmp_path / f"lake{number}"
-        write_archive(archive / "clicks.gz", some)
+        write_archive(archive / "clicks.gz", messages)
         plan = TablePlan(str(lake), False, "h", BodyKind.json)
         [(*_, problem, _)] = convert(find_archives([archive]), plan, archive)
         assert problem == ""
@@ -671,8 +685,8 @@ def test_columns_of_bodies_are_merged_by_name(tmp_path: Path, delta: bool) -> No
     ]
     if delta:
         assert DeltaCatalog(str(output)).schema().field("user").type == pyarrow.int64()
-        within = compact(output, None)
-        assert sum(len(each.files) for each in within.work) == 1
+        compaction = compact(output, None)
+        assert sum(len(partition.files) for partition in compaction.work) == 1
         assert [none | row for row in typed_rows(output)] == [none | row for row in rows]
 
 
@@ -683,22 +697,23 @@ def test_a_schema_adds_columns_for_bodies_of_archives(tmp_path: Path) -> None:
     fields = {"properties": {"user": {"type": "integer"}}}
     compaction = compact(archive, output, body=BodyKind.json, fields=fields)
 
-    found = {str(row["body"]): (row["user"], row["_error"]) for row in typed_rows(output)}
-    assert found == {
+    parsed = {str(row["body"]): (row["user"], row["_error"]) for row in typed_rows(output)}
+    assert parsed == {
         '{"user": 1, "new": 2}': (1, None),
         "no JSON": (None, "it is not JSON"),
         '{"user": "x"}': (None, "user is not int64"),
         '{"user": 4}': (4, None),
     }
-    assert sum(each.misfits for part in compaction.work for each in part.results) == 2
+    assert sum(result.misfits for partition in compaction.work for result in partition.results) == 2
     assert compaction.without_columns == []
-    more = {"properties": {"user": {"type": "integer"}, "new": {"type": "integer"}}}
-    again = compact(archive, output, body=BodyKind.json, fields=more)
-    assert len(again.without_columns) == 2  # its days are there, and stay as they are
+    more_fields = {"properties": {"user": {"type": "integer"}, "new": {"type": "integer"}}}
+    again = compact(archive, output, body=BodyKind.json, fields=more_fields)
+    # The days that are already compacted keep their columns.
+    assert len(again.without_columns) == 2
 
 
 def test_a_replacement_whose_new_files_are_gone_is_abandoned(tmp_path: Path) -> None:
-    """0.3.0 empties the folder in which they wait."""
+    """0.3.0 empties the folder of staged files."""
     for number in range(2):
         land(write_archive(tmp_path / f"{number}.gz", [message(number)]), tmp_path / "lake")
     lake = LocalPlace(tmp_path / "lake")

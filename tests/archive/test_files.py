@@ -27,9 +27,9 @@ NAME = "clicks.log.gz"
 
 @pytest.fixture
 def directories(tmp_path: Path) -> Directories:
-    made = Directories(tmp_path / "out", tmp_path / "work")
-    made.make()
-    return made
+    directories = Directories(tmp_path / "out", tmp_path / "work")
+    directories.make()
+    return directories
 
 
 def flush(file: PartFile, text: bytes, count: int = 1, ts: int = 7) -> Member:
@@ -54,13 +54,13 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
 
 
 @pytest.mark.parametrize("above", [0, 1, None])
-def test_a_file_that_another_process_has_is_left_alone(
+def test_a_file_that_another_process_uses_is_not_recovered(
     directories: Directories, above: int | None
 ) -> None:
-    """Its archiver does, in its folder or in one above, or somebody who writes."""
+    """The process locks its folder, a folder above it, or only has the file open for writing."""
     file = begun(directories)
     flush(file, b"one\n")
-    (directories.work / ".caf\udce9.log.part").touch()  # of somebody else
+    (directories.work / ".caf\udce9.log.part").touch()  # a file of another program
     if above is None:
         with file._opened():
             assert recover(directories) == []
@@ -74,7 +74,7 @@ def test_a_file_that_another_process_has_is_left_alone(
     assert len(recover(directories)) == 1
 
 
-def test_a_file_that_another_process_finished_is_not_written_to(
+def test_a_file_that_another_process_finished_is_not_appended_to(
     directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = begun(directories)
@@ -103,12 +103,12 @@ def test_a_finished_file_never_replaces_another_and_a_lost_index_is_rebuilt(
     assert text_of(final) == b"one\ntwo\nthree\n"
     assert (directories.output / NAME).read_bytes() == b"somebody else's"
     assert not index_of(directories.output / NAME).exists()
-    found = load_index(index_of(final))
-    assert [member[:3] for member in found.members] == [member[:3] for member in members]
+    index = load_index(index_of(final))
+    assert [member[:3] for member in index.members] == [member[:3] for member in members]
     assert parts(directories.work) == []
 
 
-def test_a_file_that_a_full_disk_has_no_room_for_keeps_its_name(
+def test_a_file_that_does_not_fit_on_the_disk_keeps_its_name(
     directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = crashed(directories)
@@ -128,7 +128,7 @@ def test_a_file_that_a_full_disk_has_no_room_for_keeps_its_name(
     assert sorted(directories.output.iterdir()) == [index_of(final), final]
 
 
-def test_a_head_stays_through_failure_recovery_and_repair(directories: Directories) -> None:
+def test_the_head_survives_a_failure_recovery_and_repair(directories: Directories) -> None:
     file = begun(directories, HEAD)
     members = [flush(file, b"one\n")]
     with part_of(file.path).open("ab") as data, index_of(file.path).open("ab") as index:
@@ -137,7 +137,7 @@ def test_a_head_stays_through_failure_recovery_and_repair(directories: Directori
     file.roll_back()
     members.append(flush(file, b"two\n"))
     with index_of(file.path).open("ab") as index:
-        index.write(b"%d 99 1 7 7\nand half of another line" % file.size)  # of no member
+        index.write(b"%d 99 1 7 7\nand half of another line" % file.size)  # a line without a member
 
     (final,) = recover(directories)
 
@@ -152,10 +152,12 @@ def test_a_head_stays_through_failure_recovery_and_repair(directories: Directori
 
 @pytest.mark.parametrize("suffix", ["gz", "arrow"])
 @pytest.mark.parametrize(("where", "step"), [(Path, "rename"), (reader, "replace_file")])
-def test_a_repair_that_was_killed_is_done_again(
+def test_a_killed_repair_can_be_repeated(
     tmp_path: Path, where: object, step: str, suffix: str
 ) -> None:
-    path = write_archive(tmp_path / f"a.{suffix}", *([each, each] for each in numbered(1, 6)))
+    path = write_archive(
+        tmp_path / f"a.{suffix}", *([message, message] for message in numbered(1, 6))
+    )
     data = path.read_bytes()
     second = find_archives([path])[0].members[1]  # type: ignore[index]
     path.write_bytes(data[: second.offset] + bytes(second.length) + data[second.end :])
@@ -166,7 +168,7 @@ def test_a_repair_that_was_killed_is_done_again(
 
     assert repair(find_archives([path])[0]) == 8
     assert verify(find_archives([path])[0], lambda *problem: pytest.fail(str(problem))) == 8
-    assert damaged in [each.read_bytes() for each in tmp_path.glob(".a*.damaged")]
+    assert damaged in [path.read_bytes() for path in tmp_path.glob(".a*.damaged")]
 
 
 @pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
@@ -183,19 +185,19 @@ def test_a_file_without_any_member_leaves_nothing(directories: Directories, inde
     assert list(directories.work.iterdir()) == []
 
 
-def test_of_two_repairs_of_a_file_at_once_the_second_changes_nothing(tmp_path: Path) -> None:
+def test_the_second_of_two_concurrent_repairs_changes_nothing(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.log", numbered(0, 2), numbered(2, 4))
     path.write_bytes(path.read_bytes()[:-10])
-    [both_saw] = find_archives([path])
-    assert repair(both_saw) == 3
+    [archive] = find_archives([path])
+    assert repair(archive) == 3
 
     with pytest.raises(OutputError, match="it changed while it was read"):
-        repair(both_saw)
+        repair(archive)
     assert len(bodies_at(path)) == 3
-    assert {each.name for each in tmp_path.iterdir()} == {"a.log", ".a.log.index", ".a.log.damaged"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.log", ".a.log.index", ".a.log.damaged"}
 
 
-def test_a_repaired_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path: Path) -> None:
+def test_a_power_cut_during_a_repair_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"one\ntwo\nthr")
     (archive,) = find_archives([path])
@@ -208,7 +210,7 @@ def test_a_repaired_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path:
         assert cut.files.get(".a.log.index") in index
 
 
-def test_bare_bodies_that_end_otherwise_are_not_repaired_to_nothing(tmp_path: Path) -> None:
+def test_bare_bodies_with_another_delimiter_are_not_removed_by_a_repair(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"one\0two\0thr")
     (archive,) = find_archives([path])
@@ -216,10 +218,10 @@ def test_bare_bodies_that_end_otherwise_are_not_repaired_to_nothing(tmp_path: Pa
         repair(archive)
     assert path.read_bytes() == b"one\0two\0thr"
     assert repair(archive, b"\0") == 2
-    assert find_archives([path])[0].messages == 2  # as by its index
+    assert find_archives([path])[0].messages == 2  # counted by its index
 
 
-def test_what_a_disk_refuses_is_said_of_the_file_that_is_repaired(small_disk: Path) -> None:
+def test_a_repair_that_the_disk_refuses_names_the_file(small_disk: Path) -> None:
     path = small_disk / "a.log"
     path.write_bytes(b"one\ntwo\nthr")
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

@@ -24,11 +24,12 @@ COUNT = 50
 TEXT = encode_many("clicks", "nsqd:4150", numbered(0, COUNT))
 FIRST, REST = TEXT.split(b"\n", 1)
 OBJECTS = list(map(json.loads, TEXT.splitlines()))
-BODIES = b"".join(b"body %d\n" % number for number in range(60_000))  # more than what decides
+# Longer than the head that decides the form.
+BODIES = b"".join(b"body %d\n" % number for number in range(60_000))
 
 
 def read(path: Path) -> tuple[set[bool], int, int, bool]:
-    """Whether bodies are bare, how many messages there are by both readers, whether damage is."""
+    """Whether bodies are bare, the numbers of messages by both readers, and any damage."""
     problems: list[str] = []
     [archive] = find_archives([path])
     messages = list(read_messages(archive, lambda _, problem: problems.append(problem)))
@@ -43,8 +44,8 @@ def read(path: Path) -> tuple[set[bool], int, int, bool]:
     ("text", "messages", "is_damaged"),
     [
         (bytes([FIRST[0] ^ 1]) + TEXT[1:], COUNT - 1, True),
-        (bytes([FIRST[0] ^ 0x20]) + FIRST[1:], 0, True),  # a list, and the only line
-        (FIRST[:3] + b"u" + FIRST[4:], 0, True),  # a key
+        (bytes([FIRST[0] ^ 0x20]) + FIRST[1:], 0, True),  # "[" for "{", in the only line
+        (FIRST[:3] + b"u" + FIRST[4:], 0, True),  # a changed key
         (bytes(100) + TEXT[100:], COUNT - 1, True),
         (bytes(4096) + TEXT, COUNT, True),
         (TEXT[37:], COUNT - 1, True),  # the second part of `split -b`
@@ -126,10 +127,10 @@ def test_an_archive_with_a_damaged_beginning_is_repaired(tmp_path: Path, damage:
     (tmp_path / ".x.log.index").write_bytes(
         b"0 %d %d 7 9\ntotal 1 %d %d 7 9\n" % (len(TEXT), COUNT, COUNT, len(TEXT))
     )
-    left = len([line for line in TEXT[len(damage) :].splitlines() if is_message(line)])
+    remaining = len([line for line in TEXT[len(damage) :].splitlines() if is_message(line)])
     problems: list[str] = []
     [archive] = find_archives([tmp_path])
     verify(archive, lambda _, problem: problems.append(problem))
     assert problems
-    assert repair(archive) in (left, left - 1)
+    assert repair(archive) in (remaining, remaining - 1)
     assert verify(*find_archives([tmp_path]), lambda _, problem: pytest.fail(problem)) > 0

@@ -1,4 +1,4 @@
-"""Directories that others can write to: no link of theirs is followed, and no FIFO stops us."""
+"""Directories that others can write to: links are not followed, and FIFOs do not block."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_recovery_writes_through_no_link_nor_waits_for_a_fifo(victim: Path, output: Path) -> None:
+def test_recovery_follows_no_link_and_does_not_block_on_a_fifo(victim: Path, output: Path) -> None:
     (output / ".a.log.part").symlink_to(victim)
     (output / ".a.log.index").touch()
     (output / ".b.log.part").write_text("line\n")
@@ -69,7 +69,7 @@ def test_no_file_is_written_through_a_link(victim: Path, output: Path, name: str
     assert victim.read_text() == "precious\n"
 
 
-SOMEBODY = 54321  # nobody's number
+SOMEBODY = 54321  # an unused user id
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 
@@ -98,8 +98,10 @@ def test_a_lock_of_another_user_is_refused_with_a_clear_line(
 
 @as_root
 @pytest.mark.parametrize("suffix", ["part", "index"])
-def test_recovery_takes_ours(output: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
-    """An index says how much of the data counts, and data what somebody is to believe."""
+def test_recovery_skips_files_of_another_user(
+    output: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A forged index could cut off messages, and forged data could add some."""
     part = output / ".clicks.log.part"
     part.write_text("line\n")
     (output / ".clicks.log.index").write_text("")
@@ -111,8 +113,10 @@ def test_recovery_takes_ours(output: Path, suffix: str, caplog: pytest.LogCaptur
 
 @as_root
 @pytest.mark.parametrize("name", [".nsq-landing", ".nsq-landing/state.json"])
-def test_what_others_wrote_down_does_not_land(output: Path, tmp_path: Path, name: str) -> None:
-    """It names files to take to the table, and files to remove."""
+def test_a_landing_state_of_another_user_is_refused(
+    output: Path, tmp_path: Path, name: str
+) -> None:
+    """The state names files to add to the table, and files to remove."""
     plan, secret = TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path / "secret"
     secret.write_text("precious")
     (output / ".nsq-landing").mkdir()
@@ -130,7 +134,7 @@ def test_what_others_wrote_down_does_not_land(output: Path, tmp_path: Path, name
 
 
 @as_root
-def test_a_record_of_others_does_not_say_what_is_uploaded(output: Path, tmp_path: Path) -> None:
+def test_an_upload_record_of_another_user_is_ignored(output: Path, tmp_path: Path) -> None:
     path = write_archive(output / "a.log", numbered(0, 1))
     planted(uploaded_of(path), UploadRecord("/x", "a.log").encode().decode())
     plan = UploadPlan(output, parse_place(str(tmp_path / "lake")), "web1", deletes=True)
@@ -139,37 +143,37 @@ def test_a_record_of_others_does_not_say_what_is_uploaded(output: Path, tmp_path
 
 
 @as_root
-def test_what_belongs_to_the_owner_of_the_directory_is_taken(output: Path) -> None:
-    """Root continues what an archiver of another user left."""
+def test_files_of_the_owner_of_the_directory_are_recovered(output: Path) -> None:
+    """Root recovers the files of an archiver that ran as another user."""
     planted(output / ".clicks.log.part", "line\n")
     os.chown(output, SOMEBODY, SOMEBODY)
     assert recover(Directories(output, output)) == [output / "clicks.log"]
 
 
 @as_root
-def test_a_file_that_root_repairs_stays_its_owners_and_makes_nobody_root(output: Path) -> None:
+def test_a_file_that_root_repairs_keeps_its_owner_and_loses_setuid(output: Path) -> None:
     path = write_archive(output / "a.log", numbered(0, 1))
     path.write_bytes(path.read_bytes() + b"{rubbish}\n")
     os.chown(path, SOMEBODY, SOMEBODY)
-    path.chmod(0o4755)  # it could be a program: what is no record of messages is kept as it is
+    path.chmod(0o4755)  # Bare bodies are kept as they are, so the file could be a setuid program.
 
     (archive,) = find_archives([path])
     assert repair(archive) == 1
 
-    for made in (path, index_of(path)):
-        status = made.stat()
+    for repaired in (path, index_of(path)):
+        status = repaired.stat()
         assert (status.st_uid, status.st_gid) == (SOMEBODY, SOMEBODY)
         assert stat.S_IMODE(status.st_mode) == 0o755
 
 
-def test_a_journal_that_is_no_file_is_not_read(output: Path) -> None:
+def test_a_journal_that_is_not_a_regular_file_is_not_read(output: Path) -> None:
     os.mkfifo(output / ".clicks@archive@1-000000.journal")
     (output / ".clicks@archive@1-000001.journal").symlink_to("/dev/zero")
     journal_in(output, run="2").close()
 
 
 def test_a_link_is_neither_uploaded_nor_landed(output: Path, tmp_path: Path) -> None:
-    """Somebody may have made it, to what only we may read."""
+    """Another user may have linked to a file that only the archiver may read."""
     secret, link = write_archive(tmp_path / "a.log", numbered(0, 1)), output / "a.log"
     link.symlink_to(secret)
     index_of(link).write_bytes(index_of(secret).read_bytes())
@@ -185,22 +189,22 @@ def test_a_link_is_neither_uploaded_nor_landed(output: Path, tmp_path: Path) -> 
 
 @as_root
 @pytest.mark.parametrize("owner", [SOMEBODY, 0])
-def test_what_is_written_follows_no_link_to_a_directory_of_another_user(
+def test_a_link_of_another_user_to_a_directory_is_not_followed(
     output: Path, tmp_path: Path, owner: int
 ) -> None:
-    """It may lead to files that only we may change, or upload and remove."""
+    """The link may lead to files that only the archiver may change, upload or remove."""
     path = write_archive(tmp_path / "other/a.log", numbered(0, 1))
     (tmp_path / "other/.b.log.part").write_text("line\n")
     (output / "link").symlink_to(path.parent)
     os.lchown(output / "link", owner, owner)
 
-    found = [each.name for each in files_to_upload(output)]
-    found += [each.name for each in recover(Directories(output, output))]
+    names = [path.name for path in files_to_upload(output)]
+    names += [path.name for path in recover(Directories(output, output))]
 
-    assert found == ([] if owner else ["a.log", "b.log"])
+    assert names == ([] if owner else ["a.log", "b.log"])
 
 
-def test_a_directory_that_cannot_be_listed_ends_no_listing(
+def test_an_unreadable_directory_is_reported_and_the_others_are_listed(
     output: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_archive(output / "a" / "x.log", numbered(0, 1))
@@ -215,14 +219,14 @@ def test_a_directory_that_cannot_be_listed_ends_no_listing(
     monkeypatch.setattr(os, "scandir", refuse)
     for command in ("info", "cat", "verify"):
         result = run_nsq(["archive", command, str(output)])
-        said = result.err + result.out.decode()
-        assert f"{output / 'b'}" in said
-        assert "cannot be read (Permission denied)" in said
-        assert "x.log" in said or "body 0" in said or "1 message," in said
+        text = result.err + result.out.decode()
+        assert f"{output / 'b'}" in text
+        assert "cannot be read (Permission denied)" in text
+        assert "x.log" in text or "body 0" in text or "1 message," in text
         assert result.status == {"info": 0, "cat": 6, "verify": 1}[command]
 
 
-def test_bodies_in_a_file_that_is_named_otherwise_get_no_topic(
+def test_a_file_whose_path_lacks_the_topic_is_skipped(
     output: Path, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     for topic in ("clicks", "orders"):

@@ -1,4 +1,4 @@
-"""What a directory remembers: messages that are written, the lock, and numbers of files."""
+"""The journal of written messages, and the lock of a topic with the numbers of its files."""
 
 import itertools
 import os
@@ -53,7 +53,9 @@ def known(journal: Journal, *numbers: int) -> list[bool]:
     return [journal.has_message(NSQD, message_id) for message_id in ids(*numbers)]
 
 
-def test_what_was_written_is_known_of_its_nsqd_unless_the_index_lost_it(journal_of: Open) -> None:
+def test_a_written_message_is_known_for_its_nsqd_unless_its_member_is_lost(
+    journal_of: Open,
+) -> None:
     journal = journal_of()
     write(journal, 0, 1)
     assert known(journal, 1, 2) == [True, False]
@@ -62,20 +64,18 @@ def test_what_was_written_is_known_of_its_nsqd_unless_the_index_lost_it(journal_
     write(first, 0, 1)
     write(first, 10, 2, confirm=False)
     assert known(journal_of(durable={0}), 1, 2) == [True, False]
-    first.close()  # recovery may find the member: its file was not cut back
+    first.close()  # Recovery may find the member, as its file was not cut back.
     assert known(journal_of(durable={0, 10}), 1, 2) == [True, True]
 
 
-def test_a_torn_end_gives_its_room_to_what_the_next_run_notes(
-    journal_of: Open, tmp_path: Path
-) -> None:
-    """On a full disk there may be no other: `nsq to-file` did not begin again then."""
+def test_a_torn_end_is_overwritten_by_the_next_run(journal_of: Open, tmp_path: Path) -> None:
+    """A full disk may have no other room, and `nsq to-file` did not start again then."""
     write(journal_of(), 0, 1)
     [path] = tmp_path.glob(".*.journal")
-    whole = path.read_bytes()
-    path.write_bytes(whole + b"10 10 torn")
+    content = path.read_bytes()
+    path.write_bytes(content + b"10 10 torn")
     assert known(journal_of(), 1) == [True]
-    assert path.read_bytes() == whole + b"proved\n"
+    assert path.read_bytes() == content + b"proved\n"
 
 
 def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -
     assert known(crash(3, "u.log"), 1, 2) == [False, True]
 
 
-def test_what_was_not_written_after_all_is_not_known_then_nor_later(journal_of: Open) -> None:
+def test_a_discarded_message_is_not_known_in_this_or_a_later_run(journal_of: Open) -> None:
     first = journal_of()
     write(first, 0, 1, confirm=False)
     first.discard(NSQD, ids(1))
@@ -109,25 +109,28 @@ def test_what_was_not_written_after_all_is_not_known_then_nor_later(journal_of: 
     assert known(journal_of(), 1, 2) == [False, True]
     write(journal_of(), 20, 3)
     assert known(journal_of(durable={20}), 3) == [True]
-    assert known(journal_of(durable=set()), 3) == [True]  # once found, whatever became of its file
+    # It was found once, so the fate of its file does not matter.
+    assert known(journal_of(durable=set()), 3) == [True]
 
 
-def test_the_two_youngest_generations_stay_and_what_is_kept(journal_of: Open) -> None:
+def test_the_two_youngest_generations_and_pinned_messages_are_kept(journal_of: Open) -> None:
     journal = journal_of(size=2)
     for number in range(5):
         write(journal, number, number)
     assert known(journal, 0, 1, 2, 3, 4) == [False, False, True, True, True]
     assert known(journal_of(), 1, 2, 4) == [False, True, True]
-    journal._number = 999_999  # of billions of messages
+    journal._number = 999_999  # reached after billions of messages
     journal.pin_recent()
-    with patch.object(Path, "unlink", full):  # it costs a name in the directory, and no more
+    with patch.object(Path, "unlink", full):  # Only the file remains.
         for number in range(5, 20):
             write(journal, number, number)
     assert known(journal, 4) == [True]
     assert known(journal_of(), 4, 18, 19) == [True, True, True]
 
 
-def test_files_go_after_a_week_and_damaged_lines_pass(journal_of: Open, tmp_path: Path) -> None:
+def test_old_journals_are_removed_and_damaged_lines_skipped(
+    journal_of: Open, tmp_path: Path
+) -> None:
     write(journal_of(), 0, 1)
     later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + RETENTION_S + 1
     assert known(journal_of(now_s=later), 1) == [False]
@@ -138,10 +141,13 @@ def test_files_go_after_a_week_and_damaged_lines_pass(journal_of: Open, tmp_path
     assert known(journal_of(), 1) == [True]
 
 
-def test_the_young_stay(journal_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_youngest_journals_are_kept(
+    journal_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (1, 2, 3):
         write(journal_of(), number, number)
-    for number, path in enumerate(sorted(tmp_path.iterdir()), 1):  # the latest has the first name
+    # The newest file has the first name.
+    for number, path in enumerate(sorted(tmp_path.iterdir()), 1):
         os.utime(path, (NOW - number, NOW - number))
     monkeypatch.setattr("nsqtools.archive.journal.MAX_EARLIER_FILES", 2)
     assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
@@ -151,12 +157,14 @@ NAME = ".clicks@archive.lock"
 
 
 def lock_of(folder: Path) -> TopicLock:
-    """As another process would."""
+    """Take the lock as another process would."""
     return TopicLock(FolderLocks(folder / LOCKS), folder, "clicks", "archive")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"4711", b"4711 writer ab 7\n"])
-def test_numbers_go_on_or_there_is_a_new_writer(tmp_path: Path, content: bytes | None) -> None:
+def test_numbers_continue_unless_a_lost_lock_makes_a_new_writer(
+    tmp_path: Path, content: bytes | None
+) -> None:
     heads = []
     for _ in range(2):
         lock = lock_of(tmp_path)
@@ -173,7 +181,9 @@ def test_numbers_go_on_or_there_is_a_new_writer(tmp_path: Path, content: bytes |
     assert (other.number, other.writer == heads[0].writer) == (1, False)
 
 
-def test_a_number_not_kept_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_was_not_stored_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock = lock_of(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fdatasync", full)
@@ -185,4 +195,4 @@ def test_a_number_not_kept_names_no_file(tmp_path: Path, monkeypatch: pytest.Mon
     lock.release()
 
     assert caught.value.filename == str(tmp_path / NAME)
-    assert head.number == 2  # one may be left out, none may be given twice
+    assert head.number == 2  # A number may be skipped, but never used twice.

@@ -1,4 +1,4 @@
-"""What nsq-lake(7) says: DuckDB, Polars and pandas read what compaction writes."""
+"""The examples of nsq-lake(7): DuckDB, Polars and pandas read compacted tables."""
 
 import os
 import re
@@ -18,7 +18,7 @@ PROGRAMS = dict(re.findall(r"```python (\w+)\n(.*?)```", GUIDE, re.DOTALL))
 @pytest.mark.parametrize("package", PROGRAMS)
 def test_other_programs_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> None:
     write_archive(tmp_path / "a" / "clicks.gz", numbered(0, 123), numbered(0, 123))
-    for topic in ("007", "7"):  # a number would be one of both
+    for topic in ("007", "7"):  # as numbers they would be equal
         write_archive(tmp_path / "a" / f"{topic}.gz", numbered(0, 1), topic=topic)
     command = ["archive", "compact", str(tmp_path / "a"), "-o", str(tmp_path / "lake")]
     assert run_nsq(command).status == 0

@@ -20,7 +20,7 @@ def place(bucket: Bucket) -> Place:
     return parse_place(f"{bucket.url}/lake")
 
 
-def test_a_place_has_one_writer_and_is_free_at_once_after_it(
+def test_a_place_has_one_writer_and_is_free_immediately_afterwards(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.put("lock/note.txt", b"of somebody")
@@ -29,24 +29,25 @@ def test_a_place_has_one_writer_and_is_free_at_once_after_it(
         lease.check()
         with pytest.raises(OutputError, match=f"another run writes to {place}/lock"):
             Lease(place / "lock").take(60)
-    with place.lock("lock"):  # also of a run that cannot release it
+    with place.lock("lock"):  # This run cannot release it.
         monkeypatch.setattr(NumberedObjects, "append", Mock(side_effect=OSError("away")))
 
 
 @pytest.mark.parametrize("renewals", [0, 3])
-def test_a_run_that_slept_has_lost_the_place_to_another(place: Place, renewals: int) -> None:
+def test_a_run_that_was_suspended_loses_its_lease_to_another(place: Place, renewals: int) -> None:
     asleep = Lease(place / "lock")
     asleep.take()
     other = Lease(place / "lock")
     other.take(0.6)
-    for _ in range(renewals):  # after some the next number of the first one has come and gone
+    # After some renewals the next number of the first run has been used and removed.
+    for _ in range(renewals):
         other.renew()
     with pytest.raises(OutputError, match="another run writes"):
         asleep.check()
     other.check()
 
 
-def test_a_write_whose_answer_was_lost_is_no_other_run(place: Place) -> None:
+def test_a_write_whose_response_was_lost_is_not_taken_for_another_run(place: Place) -> None:
     lease = Lease(place / "lock")
     lease.take()
     for answers in ([], [OSError("it was reset")]):
@@ -61,7 +62,9 @@ def test_a_write_whose_answer_was_lost_is_no_other_run(place: Place) -> None:
     Lease(place / "lock").take(0)
 
 
-def test_a_store_away_costs_no_lease(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_does_not_cost_the_lease(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
     append = Mock(side_effect=chain([OSError("away")] * 3, repeat(None)))
@@ -74,7 +77,7 @@ def test_a_store_away_costs_no_lease(place: Place, monkeypatch: pytest.MonkeyPat
     keeper.join()
 
 
-def test_a_lease_not_renewed_is_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_not_renewed_is_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
     away = Mock(side_effect=OSError(errno.ENETDOWN, "the network is down"))

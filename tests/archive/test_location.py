@@ -1,4 +1,4 @@
-"""Paths and URLs: local ones are parsed alike everywhere, others refused before anything runs."""
+"""Paths and URLs: local paths are parsed alike everywhere, unsupported ones are refused early."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ LOCAL |= dict.fromkeys(("file:/var/nsq", "FILE://localhost/var/nsq"), "/var/nsq"
 LOCAL |= {"file:///var/clicks#ephemeral?": "/var/clicks#ephemeral?"}
 
 
-def test_a_local_path_is_parsed_and_spark_is_given_a_scheme_and_no_escapes() -> None:
+def test_a_local_path_is_parsed_and_has_a_url_without_escapes_for_spark() -> None:
     assert {text: location(text) for text in LOCAL} == {text: Path(LOCAL[text]) for text in LOCAL}
     assert parse_place("/lake/topic=a%2Fb x").hadoop_url == "file:///lake/topic=a%2Fb x"
 
@@ -23,7 +23,7 @@ HOSTS = ["hdfs://name/lake", str(Path("hdfs://name/lake")), "file://host/x", "fi
 
 
 @pytest.mark.parametrize("text", ["", *OTHERS.split(), *HOSTS])
-def test_what_is_not_supported_is_refused(text: str) -> None:
+def test_an_unsupported_place_is_refused(text: str) -> None:
     for parse in (parse_place, location):
         with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
             parse(text)
@@ -35,7 +35,7 @@ STORES |= {"gs://b/x": ("gs://b/x", "gs://b/x"), AZURE: (AZURE, AZURE)}
 STORES |= {str(Path("s3://b/x")): ("s3://b/x", "s3a://b/x")}
 
 
-def test_a_store_is_parsed_and_named_to_spark() -> None:
+def test_a_store_is_parsed_and_has_a_url_for_spark() -> None:
     places = {text: parse_place(text) for text in STORES}
     assert {text: (str(at), at.hadoop_url) for text, at in places.items()} == STORES
     for text in STORES:

@@ -1,4 +1,4 @@
-"""A power cut at any moment of archiving: what was FINished is in the archive after recovery."""
+"""A power cut at any moment of archiving: finished messages are in the archive after recovery."""
 
 import itertools
 import os
@@ -19,18 +19,18 @@ from nsqtools.records.naming import EXTENSIONS, Codec, FileFormat, FileNaming, R
 
 
 class Connection(FakeConnection):
-    """FINs are promises."""
+    """Notes each FIN: its message must survive."""
 
     def __init__(self, record: PowerCut) -> None:
         super().__init__()
         self._record = record
 
     def finish_many(self, ids: list[bytes]) -> None:
-        self._record.note(*[b"body %d" % int(each) for each in ids])
+        self._record.note(*[b"body %d" % int(message_id) for message_id in ids])
 
 
 FORMS = ["raw", "raw gzip", "raw zstd", "jsonl", "jsonl gzip", "jsonl zstd", "arrow arrow"]
-PLACES = ["out", "work", "elsewhere"]  # of what is in progress; the last on another file system
+PLACES = ["out", "work", "elsewhere"]  # of files in progress; the last is on another file system
 BRIEF = [("raw", "work"), ("raw gzip", "elsewhere"), ("jsonl gzip", "out"), ("arrow arrow", "work")]
 
 
@@ -58,14 +58,14 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
 
 
 def assert_all_is_there(promised: list[object], directories: Directories, form: str) -> None:
-    """What was FINished is in finished files, and nothing is there twice or left in progress."""
+    """Assert that finished files have each promised message once, and no file is in progress."""
     assert parts(directories.work) == []
     if "raw" in form:
-        found = Counter(lines_of(directories.output))
+        archived = Counter(lines_of(directories.output))
     else:
-        found = Counter(message["body"] for message in messages_of(directories.output))
-    assert set(promised) - set(found) == set()
-    assert max(found.values(), default=1) == 1
+        archived = Counter(message["body"] for message in messages_of(directories.output))
+    assert set(promised) - set(archived) == set()
+    assert max(archived.values(), default=1) == 1
 
 
 @pytest.fixture
@@ -77,9 +77,12 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> D
     return directories
 
 
-def long_form(*more: object) -> Iterator[object]:
-    both = itertools.product(FORMS, PLACES)
-    return (pytest.param(*each, *more, marks=pytest.mark.slow) for each in both)
+def long_form(*parameters: object) -> Iterator[object]:
+    combinations = itertools.product(FORMS, PLACES)
+    return (
+        pytest.param(*combination, *parameters, marks=pytest.mark.slow)
+        for combination in combinations
+    )
 
 
 @pytest.mark.parametrize(("form", "work"), [*BRIEF, *long_form()])
@@ -90,7 +93,8 @@ def test_nothing_finished_is_missing_after_a_power_cut(directories: Directories,
 
     cuts = list(record.cuts())
     assert len(cuts) > 30
-    for promised, cut in cuts[:: 5 if "zstd" in form else 1]:  # which a process reads
+    # An external process reads zstd, which is slow.
+    for promised, cut in cuts[:: 5 if "zstd" in form else 1]:
         cut.restore(root)
         directories.make()
         recover(directories)

@@ -1,4 +1,4 @@
-"""Reading files of an archive: by their index or whole, damaged, cut off and in progress."""
+"""Reading files of an archive: with and without an index, damaged, cut off and in progress."""
 
 import gzip
 from pathlib import Path
@@ -19,7 +19,7 @@ ENDS_ALIKE = [*PIECES[:2], LINE % (b"a", 3, 3)]
 
 
 def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> Path:
-    """A file of these members, and an index of the first of them."""
+    """Write a file of these members, and an index of the first ``indexed`` of them."""
     path.write_bytes(b"".join(pieces))
     if indexed is not None:
         ends = [sum(map(len, pieces[: number + 1])) for number in range(indexed)]
@@ -39,9 +39,9 @@ def failing(path: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("pieces", "indexed", "topics"),
     [
-        (ENDS_ALIKE, 3, {"a"}),  # by the first and the last member
-        (PIECES, 3, {"a", "b", "c"}),  # which differ: everything is read
-        (ENDS_ALIKE, 2, {"a", "b"}),  # the index does not fit
+        (ENDS_ALIKE, 3, {"a"}),  # Only the first and the last member are read.
+        (PIECES, 3, {"a", "b", "c"}),  # They differ, so everything is read.
+        (ENDS_ALIKE, 2, {"a", "b"}),  # The index lacks a member.
     ],
 )
 def test_a_file_is_scanned_by_a_matching_index(
@@ -75,7 +75,7 @@ def test_a_delimiter_applies_to_bare_bodies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BATCH_TEXT", 5)
-    monkeypatch.setattr(reader, "READ_SIZE", 30)  # a first line may be longer
+    monkeypatch.setattr(reader, "READ_SIZE", 30)  # The first line may be longer.
     (tmp_path / "bare").write_bytes(b"a,,,b")
     bare, archive = find_archives([tmp_path / "bare", written(tmp_path / "x", PIECES)])
     for file, bodies in ((bare, ["a", ",b"]), (archive, ["x"] * 3)):
@@ -88,7 +88,7 @@ def test_a_delimiter_applies_to_bare_bodies(
 def test_a_range_may_end_beyond_int64() -> None:
     times, far = pyarrow.array([-(2**63), 2**63 - 2]), 10**20
     ranges = (TimeRange(far), TimeRange(None, -far), TimeRange(-far, far))
-    assert [len(times.filter(each.mask(times))) for each in ranges] == [0, 0, 2]
+    assert [len(times.filter(time_range.mask(times))) for time_range in ranges] == [0, 0, 2]
 
 
 def test_rows_without_a_topic_and_a_truncated_file(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_rows_without_a_topic_and_a_truncated_file(tmp_path: Path) -> None:
     assert scan_archive(archive).topics == set()
     assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]
     cut_off = f"cut off in the line at byte {len(b''.join(PIECES))}"
-    for missing, damage in ((20, cut_off), (1, "")):  # a newline at the end is not needed
+    for missing, damage in ((20, cut_off), (1, "")):  # The last newline is optional.
         [archive] = find_archives([written(tmp_path / "x", [*PIECES, PIECES[0][:-missing]])])
         assert scan_archive(archive).damage == damage
         assert repair(archive) == len(PIECES) + (not damage)

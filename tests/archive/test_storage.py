@@ -1,4 +1,4 @@
-"""Place: one behavior on a directory and on an object store."""
+"""Place: the same behavior on a directory and on an object store."""
 
 import errno
 import os
@@ -30,14 +30,14 @@ def names(storage: Place, prefix: str = "") -> list[str]:
     return sorted(entry.name for entry in storage.list(prefix))
 
 
-def test_what_was_written_is_read_listed_and_deleted(storage: Place, tmp_path: Path) -> None:
+def test_files_are_written_read_listed_and_deleted(storage: Place, tmp_path: Path) -> None:
     assert names(storage) == []
     big = tmp_path / "big"
     big.write_bytes(os.urandom(PART_SIZE + 17))
     storage.put("topic=a b/.x.index", b"one")
-    with ThreadPoolExecutor(4) as pool:  # none is in the way of another
+    with ThreadPoolExecutor(4) as pool:  # Concurrent writes do not disturb each other.
         list(pool.map(storage.put_file, ["topic=a b/x", *["y.log"] * 5], [big] * 6))
-    storage = pickle.loads(pickle.dumps(storage))  # it travels to other processes
+    storage = pickle.loads(pickle.dumps(storage))  # It is sent to other processes.
 
     assert names(storage) == ["topic=a b/.x.index", "topic=a b/x", "y.log"]
     assert names(storage, "topic=a b/") == ["topic=a b/.x.index", "topic=a b/x"]
@@ -55,34 +55,35 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Place, tmp_path: P
     assert names(storage) == ["topic=a b/.x.index", "topic=a b/x"]
 
 
-def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Path) -> None:
+def test_drafts_of_killed_writers_are_not_listed_and_removed_later(tmp_path: Path) -> None:
     storage, big = LocalPlace(tmp_path), tmp_path / "big"
     big.write_bytes(b"whole")
     (tmp_path / "d").mkdir()
     (tmp_path / "d/x").write_bytes(b"old")
-    left = [tmp_path / "d" / f".x.{number}.tmp" for number in ("0" * 16, "1" * 16)]
-    for path in (*left, tmp_path / "d/.x.copy"):
+    drafts = [tmp_path / "d" / f".x.{number}.tmp" for number in ("0" * 16, "1" * 16)]
+    for path in (*drafts, tmp_path / "d/.x.copy"):
         path.write_bytes(b"half of what was written before")
-    os.utime(left[0], (0, 0))
+    os.utime(drafts[0], (0, 0))
     assert names(storage, "d") == ["d/x"]
 
-    before = os.umask(0o077)
+    umask = os.umask(0o077)
     storage.put_file("d/x", big)
-    os.umask(before)
+    os.umask(umask)
 
     assert storage.read("d/x") == b"whole"
     assert (tmp_path / "d/x").stat().st_mode & 0o777 == 0o600
-    assert [path.exists() for path in left] == [False, True]  # this one may be written to now
+    # The second may still have a writer.
+    assert [path.exists() for path in drafts] == [False, True]
     for name in ("../x", "/etc/x", "a/../../x"):
         with pytest.raises(OSError, match="not a name below"):
             storage.put(name, b"")
 
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
-def test_an_object_is_put_once_whoever_is_first(
+def test_an_object_is_put_only_by_the_first_writer(
     storage: Place, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
 ) -> None:
-    if not has_hard_links:  # as on a file system of cameras, or of another machine
+    if not has_hard_links:  # as on FAT or on some network file systems
         monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "no")))
     storage.put_if_absent("d/m", b"one")
     with pytest.raises(FileExistsError) as caught:
@@ -92,7 +93,7 @@ def test_an_object_is_put_once_whoever_is_first(
     assert names(storage) == ["d/m"]
 
 
-def test_a_changed_byte_is_noticed_and_a_range_of_what_was_replaced_refused(
+def test_a_changed_byte_is_reported_and_a_range_of_a_replaced_object_refused(
     storage: Place, tmp_path: Path
 ) -> None:
     for size in (3, PART_SIZE + 5):
@@ -115,7 +116,7 @@ def test_a_changed_byte_is_noticed_and_a_range_of_what_was_replaced_refused(
     assert storage.read_range("x", 0, 3) == b"two"
 
 
-def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Place) -> None:
+def test_an_object_reads_like_a_file_and_a_missing_one_is_named(storage: Place) -> None:
     content = b"".join(b"%d\n" % number for number in range(100_000))
     storage.put("x", content)
     file = storage.open("x")
@@ -129,16 +130,18 @@ def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Pla
     lines = file.readlines(1000)
     assert b"".join(lines) == content[3 : file.tell()]
     file.close()
-    with pytest.raises(ChangedError):  # of a store that gives no version of what it replaced
+    with pytest.raises(ChangedError):  # of a store without versions, where the object was replaced
         RangeFile(storage, "x", len(content) + 1, "").read()
     storage.put("there", b"")
-    for ask in (storage.read, storage.stat, storage.open, lambda n: storage.read_range(n, 0, 1)):
+    for call in (storage.read, storage.stat, storage.open, lambda n: storage.read_range(n, 0, 1)):
         with pytest.raises(FileNotFoundError) as caught:
-            ask("d/nothing")
+            call("d/nothing")
         assert caught.value.filename == str(storage / "d/nothing")
 
 
-def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_obstore_the_hint_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NsqError, match="obstore") as caught:
         parse_place("s3://bucket/x")
@@ -159,11 +162,15 @@ def aws_home(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path)}
 
 
-def test_keys_come_from_options_then_environment_then_profile_for_spark_too(
+def test_keys_come_from_options_environment_or_profile_also_for_spark(
     aws_home: dict[str, str],
 ) -> None:
-    found = s3_settings({}, aws_home)
-    assert (found.access_key_id, found.secret_access_key, found.region) == ("d", "ds", "eu-west-1")
+    default = s3_settings({}, aws_home)
+    assert (default.access_key_id, default.secret_access_key, default.region) == (
+        "d",
+        "ds",
+        "eu-west-1",
+    )
     lake = s3_settings({}, aws_home | {"AWS_PROFILE": "lake", "AWS_REGION": "r"})
     assert (lake.access_key_id, lake.session_token) == ("l", "lt")
     assert (lake.endpoint, lake.region) == ("http://lake:9000", "r")
@@ -178,12 +185,12 @@ def test_keys_come_from_options_then_environment_then_profile_for_spark_too(
     assert conf["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
     assert secrets <= set(store_environ(lake).values())
     assert not secrets & set(conf.values())
-    conf = store_conf(found)
+    conf = store_conf(default)
     assert conf["spark.hadoop.fs.s3a.endpoint.region"] == "eu-west-1"
     assert "spark.hadoop.fs.s3a.endpoint" not in conf
 
 
-def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
+def test_keys_that_are_rotated_in_the_profile_are_used_immediately(
     aws_home: dict[str, str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -194,9 +201,9 @@ def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
     assert storage._store.config["access_key_id"] == "d"
     assert storage._store is storage._store
 
-    beside = Path(aws_home["HOME"], ".aws", "new")
-    beside.write_text("[default]\naws_access_key_id = n\naws_secret_access_key = ns\n")
-    beside.replace(beside.with_name("credentials"))
+    new_file = Path(aws_home["HOME"], ".aws", "new")
+    new_file.write_text("[default]\naws_access_key_id = n\naws_secret_access_key = ns\n")
+    new_file.replace(new_file.with_name("credentials"))
     storage.put("a", b"2")
 
     assert storage._store.config["access_key_id"] == "n"

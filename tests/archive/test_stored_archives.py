@@ -1,4 +1,4 @@
-"""Archives in an object store: found, listed, verified, printed and replayed as local ones are."""
+"""Archives in an object store are found, listed, verified, printed and replayed like local ones."""
 
 import errno
 import gzip
@@ -31,7 +31,7 @@ SECOND = 10**9
 
 @pytest.fixture
 def lake(tmp_path: Path, bucket: Bucket) -> Path:
-    """A directory whose copy is in the bucket: two topics, one in Arrow, bare bodies, no parts."""
+    """A directory and its copy in the bucket: two topics, one of them in Arrow, and bare bodies."""
     lake = tmp_path / "lake"
     write_archive(lake / "clicks.log.gz", numbered(0, 10), numbered(10, 20))
     write_archive(lake / "views" / "v.log.arrow", numbered(20, 30), topic="views")
@@ -41,7 +41,7 @@ def lake(tmp_path: Path, bucket: Bucket) -> Path:
 
 
 @pytest.mark.parametrize("command", [["cat"], ["cat", "--bodies"], ["verify"], ["info", "--json"]])
-def test_a_url_gives_what_the_directory_gives(
+def test_a_command_prints_the_same_for_a_url_and_a_directory(
     lake: Path, bucket: Bucket, run_nsq: RunNsq, command: list[str]
 ) -> None:
     for scheme, name in (("", ""), ("file://", "/views/v.log.arrow")):
@@ -85,25 +85,26 @@ def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
 @pytest.mark.parametrize(
     ("method", "denied", "found"),
     [
-        ("read", ".zz.raw.index", 4),  # S3 says so of what is not there to who may not list
+        # Without the permission to list, S3 denies access to missing objects.
+        ("read", ".zz.raw.index", 4),
         ("read", ".clicks.log.gz.index", 0),
         ("list", "_delta_log", 1),
         ("list", "day=1/_delta_log", 0),
     ],
 )
 @pytest.mark.usefixtures("lake")
-def test_what_a_store_denies_is_missing_unless_it_is_listed_or_was_given(
+def test_a_denied_object_counts_as_missing_unless_it_was_listed_or_requested(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, method: str, denied: str, found: int
 ) -> None:
     bucket.storage.put("day=1/a.raw", b"one\n")
-    real = getattr(BucketPlace, method)
+    call = getattr(BucketPlace, method)
 
-    def ask(storage: BucketPlace, name: str = "") -> object:
+    def deny(storage: BucketPlace, name: str = "") -> object:
         if str(storage / name) == f"{bucket.url}/{denied}":
             raise DeniedError(errno.EACCES, "it is not allowed", name)
-        return real(storage, name)
+        return call(storage, name)
 
-    monkeypatch.setattr(BucketPlace, method, ask)
+    monkeypatch.setattr(BucketPlace, method, deny)
     with nullcontext() if found else pytest.raises(RefusedError, match="it is not allowed"):
         assert len(find_archives([bucket.url + "/day=1" * (method == "list")])) == found
 
@@ -117,7 +118,7 @@ def test_what_a_store_denies_is_missing_unless_it_is_listed_or_was_given(
         ("repair", "", 2, "not a local file"),
     ],
 )
-def test_what_a_bucket_cannot_give_is_said(
+def test_a_missing_object_and_an_unsupported_command_are_reported(
     bucket: Bucket, run_nsq: RunNsq, command: str, place: str, status: int, said: str
 ) -> None:
     bucket.storage.put("x.log.gz", b"\x1f\x8brubbish")
@@ -125,7 +126,7 @@ def test_what_a_bucket_cannot_give_is_said(
     assert (result.status, said.replace("URL", bucket.url) in result.err) == (status, True)
 
 
-def test_a_store_that_is_away_or_refuses_is_one_line_and_a_status(
+def test_an_unreachable_or_refusing_store_is_reported_in_one_line(
     bucket: Bucket,
     run_nsq: RunNsq,
     nsq_env: dict[str, str],
@@ -147,10 +148,10 @@ def test_a_store_that_is_away_or_refuses_is_one_line_and_a_status(
 def test_only_the_members_of_the_time_range_are_fetched(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, brought, read_range = tmp_path / "clicks.log", [], BucketPlace.read_range
+    path, fetched_bytes, read_range = tmp_path / "clicks.log", [], BucketPlace.read_range
 
     def counted(storage: BucketPlace, name: str, start: int, length: int, *version: str) -> bytes:
-        brought.append(length)
+        fetched_bytes.append(length)
         return read_range(storage, name, start, length, *version)
 
     long = [message._replace(body=message.body * 30) for message in numbered(0, 20_000)]
@@ -160,11 +161,11 @@ def test_only_the_members_of_the_time_range_are_fetched(
     [archive] = find_archives([bucket.url])
 
     within = TimeRange(BEGIN_NS + 10_000 * SECOND, BEGIN_NS + 10_100 * SECOND)
-    found = list(read_messages(archive, lambda path, problem: None, within=within))
+    messages = list(read_messages(archive, lambda path, problem: None, within=within))
 
-    assert [int(message.id, 16) for message in found] == list(range(10_000, 10_100))
+    assert [int(message.id, 16) for message in messages] == list(range(10_000, 10_100))
     least = max(path.stat().st_size // 2, 3 * archive.members[10].length)
-    assert sum(brought) < least + (600 << 10)
+    assert sum(fetched_bytes) < least + (600 << 10)
 
 
 @pytest.mark.parametrize("place", ["directory", "bucket"])
@@ -188,12 +189,16 @@ def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
         content[20] ^= 1
         storage.put("a.log.gz", bytes(content))
     problems: list[tuple[str, str]] = []
-    found = [m for each in archives for m in read_messages(each, lambda *p: problems.append(p))]
+    messages = [
+        message
+        for archive in archives
+        for message in read_messages(archive, lambda *p: problems.append(p))
+    ]
 
     assert said in scan_archive(archives[0]).damage
-    [(shown, problem)] = problems
-    assert (shown, said in problem) == (str(storage / "a.log.gz"), True)
-    assert len(found) == 10
+    [(name, problem)] = problems
+    assert (name, said in problem) == (str(storage / "a.log.gz"), True)
+    assert len(messages) == 10
 
 
 def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
@@ -219,18 +224,18 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
         return list_all(storage, prefix)
 
     monkeypatch.setattr(LocalPlace, "list", list_and_finish)
-    [archive] = find_archives([output, work])  # and is not missed: it has moved, which is told
-    told: list[str] = []
-    assert not list(read_messages(archive, lambda _, problem: told.append(problem)))
-    assert told == ["it was removed before it was read"]
+    [archive] = find_archives([output, work])  # It has moved, which is reported.
+    problems: list[str] = []
+    assert not list(read_messages(archive, lambda _, problem: problems.append(problem)))
+    assert problems == ["it was removed before it was read"]
 
 
 def test_a_file_in_progress_with_the_head_of_another_one_is_read(tmp_path: Path) -> None:
-    """As of two machines of one image, which count their files alike."""
+    """Two machines that were cloned from one image number their files alike."""
     head = Head("a" * 32, 1)
     write_archive(tmp_path / "one.gz", numbered(0, 10), head=head)
     write_archive(tmp_path / "two.gz", numbered(10, 15), head=head, is_finished=False)
-    assert [each.messages for each in find_archives([tmp_path])] == [10, 5]
+    assert [archive.messages for archive in find_archives([tmp_path])] == [10, 5]
 
 
 @pytest.mark.parametrize(
@@ -243,13 +248,13 @@ def test_a_file_in_progress_with_the_head_of_another_one_is_read(tmp_path: Path)
         ("another byte", "its content is not what was uploaded"),
     ],
 )
-def test_verify_compares_what_is_stored_with_its_manifest(
+def test_verify_compares_stored_files_with_their_manifest(
     tmp_path: Path, bucket: Bucket, run_nsq: RunNsq, spoil: str, said: str
 ) -> None:
     writer = Writer(tmp_path)
     writer.write(numbered(0, 10), numbered(10, 20))
     path = writer.finish()
-    if spoil == "another byte":  # without checksums of its own
+    if spoil == "another byte":  # Plain text has no checksum of its own.
         path.write_bytes(gzip.decompress(path.read_bytes()))
         index_of(path).write_bytes(Index(None, scan_members(path)).encode())
     upload_file(path, UploadPlan(tmp_path, bucket.storage, "host"))
@@ -264,12 +269,12 @@ def test_verify_compares_what_is_stored_with_its_manifest(
     elif spoil == "no index":
         storage.delete(index)
     else:
-        replaced = {
+        replacements = {
             "another index": (index, b"".join(lines).replace(b"writer ", b"writer 0")),
             "another byte": (name, data.replace(b'body 7"}', b'body 8"}')),
             "torn manifest": (manifest, b"{"),
         }
-        storage.put(*replaced[spoil])
+        storage.put(*replacements[spoil])
 
     result = run_nsq(["archive", "verify", bucket.url])
     assert (result.status, said in result.out.decode()) == (1, True)

@@ -1,4 +1,4 @@
-"""``nsq check --lake``: misfits, freshness and logs that wait, without reading the rows."""
+"""``nsq check --lake``: misfits, freshness and pending logs, without reading the rows."""
 
 import os
 from pathlib import Path
@@ -41,12 +41,15 @@ def test_misfits_of_the_last_day_and_old_tables_are_problems(
     measured = measure_lake([lake, f"{lake}/nothing"], NOW_S, max_age_s=DAY_S)
 
     clicks, views = (str(parse_place(lake) / topic) for topic in ("clicks", "views"))
-    newest_s = [max(message.timestamp_ns for message in each) / 1e9 for each in (new, old)]
+    newest_s = [max(message.timestamp_ns for message in batch) / 1e9 for batch in (new, old)]
     assert measured.topics == [
         TopicRows(clicks, "clicks", 4, newest_s[0], 1, is_delta, [], f"{lake}-wide/clicks"),
         TopicRows(views, "views", 2, newest_s[1], 0, is_delta, [], f"{lake}-wide/views"),
     ]
-    problems = [(each.kind, each.where, each.text) for each in find_lake_problems(measured, NOW_S)]
+    problems = [
+        (problem.kind, problem.where, problem.text)
+        for problem in find_lake_problems(measured, NOW_S)
+    ]
     assert problems[0][:2] == ("not readable", f"{lake}/nothing")
     assert problems[1:] == [
         ("misfits", f"clicks on {clicks}", "1 in files of the last day"),
@@ -54,7 +57,7 @@ def test_misfits_of_the_last_day_and_old_tables_are_problems(
     ]
 
 
-def test_finished_logs_that_have_not_landed_for_an_hour_wait(tmp_path: Path) -> None:
+def test_finished_logs_that_have_not_landed_for_an_hour_are_a_problem(tmp_path: Path) -> None:
     (tmp_path / ".nsq-landing").mkdir()
     for number, age_s in enumerate((7200, 60)):
         log = write_archive(tmp_path / f"{number}.log", messages(0, b"x"), topic="clicks")

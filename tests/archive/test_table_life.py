@@ -1,4 +1,4 @@
-"""What a table no longer needs goes, what it needs stays, whatever happens on the way."""
+"""Vacuum and erasure remove exactly what they should from a table, despite any failure."""
 
 import os
 import time
@@ -38,7 +38,7 @@ def land(archive: Path, output: str, *, delta: bool = True) -> None:
 
 
 def write_days(folder: Path, days: int) -> None:
-    """Two archives of the same days: a message of each on each day."""
+    """Write two archives of the same days, each with one message a day."""
     for part in range(2):
         messages = [
             [WireMessage(BEGIN_NS + day * DAY_S * 10**9 + part, 1, b"%016x" % part, b"%d" % day)]
@@ -59,11 +59,11 @@ def vacuum(place: Place, keep_s: float, now_s: float, drop_s: float | None = Non
     return vacuum
 
 
-def counts(done: Vacuum) -> tuple[int, int]:
-    return len(done.dropped), len(done.deletable)
+def counts(vacuum: Vacuum) -> tuple[int, int]:
+    return len(vacuum.dropped), len(vacuum.deletable)
 
 
-def test_a_delta_table_loses_only_what_was_removed_for_long(tmp_path: Path, place: Place) -> None:
+def test_vacuum_deletes_only_files_that_were_removed_long_ago(tmp_path: Path, place: Place) -> None:
     write_days(tmp_path / "a", 3)
     for archive in sorted((tmp_path / "a").glob("*.gz")):
         land(archive, str(place))
@@ -73,7 +73,7 @@ def test_a_delta_table_loses_only_what_was_removed_for_long(tmp_path: Path, plac
     with compaction.locked():
         compaction.plan()
         compaction.run(in_parallel(1))
-    # The file of a landing that has not been committed.
+    # A landing has written this file but not committed it.
     place.put("topic=clicks/date=2026-09-21/later.parquet", b"PAR1")
     everything = bodies_at(place.url)
     now_s = time.time()
@@ -85,13 +85,13 @@ def test_a_delta_table_loses_only_what_was_removed_for_long(tmp_path: Path, plac
     assert later.log
     assert bodies_at(place.url) == everything
     assert "topic=clicks/date=2026-09-21/later.parquet" in {entry.name for entry in place.list()}
-    land(tmp_path / "a", str(place))  # which the log still knows
+    land(tmp_path / "a", str(place))  # The log still has their commits.
     assert bodies_at(place.url) == everything
 
     days = vacuum(place, DAY_S, BEGIN_S + 400 * DAY_S, 399 * DAY_S)
-    assert counts(days) == (1, 1)  # By then the file without a commit is old, too.
+    assert counts(days) == (1, 1)  # By then the file without a commit is old as well.
     assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
-    # Also by a reader that has only the checkpoint, and by the next writers.
+    # Readers that use only the checkpoint, and later writers, see the same files.
     assert len(DeltaCatalog(place.url).files()) == 2
     assert counts(vacuum(place, 0, time.time() + 1)) == (0, 1)
     assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
@@ -103,7 +103,8 @@ def test_days_of_a_folder_of_parquet_stay_dropped(tmp_path: Path, place: Place) 
 
     done = vacuum(place, 0, BEGIN_S + 400 * DAY_S, 399 * DAY_S)
     assert counts(done) == (2, 0)
-    land(tmp_path / "a", str(place), delta=False)  # as an archiver that was killed before
+    # As by an archiver that was killed before it recorded the landing.
+    land(tmp_path / "a", str(place), delta=False)
     assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
 
 
@@ -142,7 +143,7 @@ def test_a_vacuum_killed_at_any_step_can_be_repeated(
 
 
 def test_a_table_whose_files_are_not_listed_is_left_alone(tmp_path: Path) -> None:
-    """As one whose log has other names for the files than the disk, or files of another table."""
+    """The log may have other names for the files than the disk, or files of another table."""
     write_days(tmp_path / "a", 1)
     land(tmp_path / "a", str(tmp_path / "t"))
     next((tmp_path / "t").rglob("h-*.parquet")).unlink()
@@ -150,7 +151,9 @@ def test_a_table_whose_files_are_not_listed_is_left_alone(tmp_path: Path) -> Non
         vacuum(parse_place(str(tmp_path / "t")), 0, time.time())
 
 
-def test_vacuum_asks_shows_its_plan_and_refuses_archives(tmp_path: Path, run_nsq: RunNsq) -> None:
+def test_vacuum_confirms_prints_its_plan_and_refuses_archives(
+    tmp_path: Path, run_nsq: RunNsq
+) -> None:
     write_days(tmp_path / "a", 1)
     land(tmp_path / "a", str(tmp_path / "t"))
     for entry in (tmp_path / "t" / "_delta_log").iterdir():
@@ -203,12 +206,12 @@ around(LocalPlace, "put", "delete", "move")
 @pytest.mark.parametrize(
     "steps", [(1, 9, 20), pytest.param(range(90), marks=pytest.mark.slow, id="all")]
 )
-def test_an_erasure_killed_at_any_step_is_repeated_and_keeps_all_others(
+def test_an_erasure_killed_at_any_step_can_be_repeated(
     tmp_path: Path, steps: tuple[int, ...]
 ) -> None:
     places = make_places(tmp_path)
-    before = [bodies_at(place) for place in places]
-    others = [[body for body in bodies if b"2" not in body] for bodies in before]
+    bodies_of_places = [bodies_at(place) for place in places]
+    remaining = [[body for body in bodies if b"2" not in body] for bodies in bodies_of_places]
     inode = (tmp_path / "a" / "x.log.gz").stat().st_ino
     with killing(ERASURE_STEPS) as killed_at:
         for step in steps:
@@ -216,17 +219,17 @@ def test_an_erasure_killed_at_any_step_is_repeated_and_keeps_all_others(
                 break
         assert not killed_at(10_000, *ERASE, *places)
 
-    assert [bodies_at(place) for place in places] == others
+    assert [bodies_at(place) for place in places] == remaining
     [archive] = find_archives([tmp_path / "a" / "x.log.gz"])
     assert archive.head is not None
     assert verify(archive, lambda *problem: pytest.fail(str(problem))) == 14
     assert (tmp_path / "a" / "x.log.gz").stat().st_ino != inode
-    # Nothing of earlier versions is left, and no landing brings it back.
+    # No earlier version is left, and no landing restores it.
     assert len(list(tmp_path.rglob("*.parquet"))) == 2 + 1  # files, and the checkpoint
     assert not list(tmp_path.rglob("*.erase"))
     for place in places[1:]:
         list(convert(find_archives([archive.path]), plan_of(place), tmp_path))
-    assert [bodies_at(place) for place in places] == others
+    assert [bodies_at(place) for place in places] == remaining
 
 
 def plan_of(place: Path) -> TablePlan:
@@ -240,16 +243,18 @@ def test_messages_are_erased_from_a_bucket(tmp_path: Path, bucket: Bucket, run_n
     places = [f"{bucket.url}/{name}" for name in ("a", "parquet", "delta")]
     for place in places[1:]:
         land(archive / "x.log.gz", place, delta=place.endswith("delta"))
-    before = bodies_at(places[0])
+    bodies = bodies_at(places[0])
 
     result = run_nsq([*ERASE, *places])
     assert (result.status, b"12 messages erased of" in result.err.encode()) == (0, True)
     for place in places:
-        assert bodies_at(place) == [body for body in before if b"2" not in body]
+        assert bodies_at(place) == [body for body in bodies if b"2" not in body]
     assert len([name for name in bucket.names() if name.endswith(".parquet")]) == 3
 
 
-def test_nothing_is_erased_unless_all_can_be_judged(tmp_path: Path, run_nsq: RunNsq) -> None:
+def test_nothing_is_erased_unless_every_message_can_be_evaluated(
+    tmp_path: Path, run_nsq: RunNsq
+) -> None:
     archive, *_ = make_places(tmp_path)
     everything = bodies_at(archive)
     assert "no terminal to ask on" in run_nsq([*ERASE[:-1], str(archive)]).err

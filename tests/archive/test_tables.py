@@ -70,7 +70,7 @@ lines = st.one_of(
         st.sampled_from([b"AAAA", b"AAA", b"A A=", b"", b"\xc3\xa9", b'", "body": "x']),
     ),
     st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"") + b"\n"),
-    # Values of the lengths that `uniform_values` expects, and almost of them.
+    # Values of the lengths that `uniform_values` expects, and of nearly these lengths.
     st.builds(
         LINE_OF.__mod__,
         st.tuples(
@@ -94,7 +94,7 @@ lines = st.one_of(
 def test_the_fast_and_the_exact_path_return_the_same_rows(text: bytes, kind: BodyKind) -> None:
     fast = fast_columns(text, text.count(b"\n"), message_schema(kind).names, kind)
     if fast is None:
-        assert set(text.splitlines(keepends=True)) != {LINE}  # which is as we write it
+        assert set(text.splitlines(keepends=True)) != {LINE}  # nsqtools writes exactly this line
         return
     exact, _, problems = exact_columns(text.split(b"\n")[:-1], kind)
 
@@ -104,21 +104,21 @@ def test_the_fast_and_the_exact_path_return_the_same_rows(text: bytes, kind: Bod
         for columns in (fast, exact)
     )
     assert of_fast == of_exact
-    for some in (["topic"], ["nsqd", "timestamp"], ["body", "topic"], ["pos"]):
-        few = fast_columns(text, text.count(b"\n"), some, kind)
-        assert {name: few[name] for name in some if name != "pos"} == {
-            name: fast[name] for name in some if name != "pos"
+    for names in (["topic"], ["nsqd", "timestamp"], ["body", "topic"], ["pos"]):
+        selected = fast_columns(text, text.count(b"\n"), names, kind)
+        assert {name: selected[name] for name in names if name != "pos"} == {
+            name: fast[name] for name in names if name != "pos"
         }
 
 
-def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
+def test_json_batches_are_short_and_row_groups_of_other_times_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsqtools.archive.columns.JSON_BATCH_ROWS", 2)
     (archive,) = find_archives([write_archive(tmp_path / "a.log", MESSAGES)])
     (batch,) = read_batches(archive, print)
     of_json = read_batches(archive, print, kind=BodyKind.json)
-    assert [each.num_rows for each in of_json] == [2, 2, 1]  # each may have a thousand columns
+    assert [batch.num_rows for batch in of_json] == [2, 2, 1]  # each may have a thousand columns
     with parquet.ParquetWriter(tmp_path / "a.parquet", message_schema()) as writer:
         for number in range(5):
             writer.add(batch.slice(number, 1))
@@ -126,9 +126,9 @@ def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
         writer.close()
     within = TimeRange(BASE_NS + 1000, BASE_NS + 3000)
 
-    found = list(parquet.read(tmp_path / "a.parquet", ["id"], within))
+    batches = list(parquet.read(tmp_path / "a.parquet", ["id"], within))
 
-    assert [batch.to_pydict() for batch in found] == [{"id": [f"{1:016d}", f"{2:016d}"]}]
+    assert [batch.to_pydict() for batch in batches] == [{"id": [f"{1:016d}", f"{2:016d}"]}]
     with parquet.ParquetWriter(tmp_path / "b.parquet", message_schema()) as writer:
         writer.add(batch)
         writer.end_row_group()
@@ -146,11 +146,11 @@ def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
 def test_a_checksum_does_not_depend_on_the_memory_layout(
     values: list[bytes | None], other: list[bytes | None], cut: int
 ) -> None:
-    whole = pyarrow.array(values, pyarrow.binary())
-    chunked = pyarrow.chunked_array([whole[:cut], whole[cut:]], pyarrow.binary())
+    array = pyarrow.array(values, pyarrow.binary())
+    chunked = pyarrow.chunked_array([array[:cut], array[cut:]], pyarrow.binary())
     within = pyarrow.array([b"x", *values, b"y"], pyarrow.binary())[1 : len(values) + 1]
-    assert parquet.checksum(chunked) == parquet.checksum(whole) == parquet.checksum(within)
-    is_same = parquet.checksum(pyarrow.array(other, pyarrow.binary())) == parquet.checksum(whole)
+    assert parquet.checksum(chunked) == parquet.checksum(array) == parquet.checksum(within)
+    is_same = parquet.checksum(pyarrow.array(other, pyarrow.binary())) == parquet.checksum(array)
     assert is_same == (values == other)
 
 
@@ -217,7 +217,7 @@ def test_values_that_do_not_fit_are_null_and_reported() -> None:
     properties = {"user": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}}
     columns = BodyColumns(fields_of({"properties": properties}))
     second = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    found = {
+    rows = {
         b'{"user": 1}': {"user": 1},
         b'{"user": "x", "new": 1.5}': {"new": 1.5, "_error": "user is not int64"},
         b"text": {"_error": "it is not JSON"},
@@ -242,7 +242,7 @@ def test_values_that_do_not_fit_are_null_and_reported() -> None:
         },
     }
 
-    assert typed(columns, *found) == [*found.values()]
+    assert typed(columns, *rows) == [*rows.values()]
     assert columns.misfits == 10
     assert columns.without_column == {"\ud800"}
     assert fields_of(json_schema(columns.fields)) == columns.fields
@@ -253,9 +253,9 @@ def test_values_that_do_not_fit_are_null_and_reported() -> None:
 def test_an_integer_column_becomes_double_until_a_file_has_it() -> None:
     columns = BodyColumns()
     assert typed(columns, b'{"price": 10}') == [{"price": 10}]
-    some = [b'{"price": 10.25}', b'{"price": "free"}', b'{"price": 9007199254740993}']
+    bodies = [b'{"price": 10.25}', b'{"price": "free"}', b'{"price": 9007199254740993}']
     errors = [{"_error": "price is not double"}] * 2
-    assert typed(columns, *some) == [{"price": 10.25}, *errors]
+    assert typed(columns, *bodies) == [{"price": 10.25}, *errors]
     columns = BodyColumns()
     mixed = [b'{"price": 9007199254740993}', b'{"price": "free"}', b'{"price": 10.25}', b"text"]
     assert typed(columns, *mixed) == [*errors, {"price": 10.25}, {"_error": "it is not JSON"}]
@@ -303,7 +303,7 @@ def test_fields_beyond_the_limit_of_columns_are_counted(monkeypatch: pytest.Monk
     typed(columns, b'{"a": 1, "b": 1, "c": 1}')
     typed(columns, b'{"a": 1, "d": 1, "of": {"e": 1}}')
     assert columns.without_column == {"c", "d"}
-    of_table = [pyarrow.field(name, pyarrow.int64()) for name in "ab"]  # as 0.3.0 made them
+    of_table = [pyarrow.field(name, pyarrow.int64()) for name in "ab"]  # 0.3.0 made such columns
     columns = BodyColumns((), of_table)
     assert typed(columns, b'{"a": 1, "b": 2, "c": 3}') == [{"a": 1, "b": 2}]
     assert columns.without_column == {"c"}
@@ -323,9 +323,11 @@ names = st.sampled_from(["a", "A", "b c", "b_c", "B C", "id", "ID", "Id", "body_
 logs = st.lists(st.dictionaries(names, st.integers(0, 9), min_size=1), min_size=1, max_size=3)
 
 
-def written(table: dict[str, pyarrow.Field], log: list[dict[str, int]], given: list[str]) -> None:
-    """Write a log as a process does that knows nothing but the table, and perhaps a schema."""
-    fields = [pyarrow.field(name, pyarrow.int64()) for name in given]
+def written(
+    table: dict[str, pyarrow.Field], log: list[dict[str, int]], field_names: list[str]
+) -> None:
+    """Write a log as a process that has only the table and perhaps a schema."""
+    fields = [pyarrow.field(name, pyarrow.int64()) for name in field_names]
     columns = BodyColumns(fields, table.values())
     batch = columns.add(batch_of_bodies([json.dumps(body).encode() for body in log]))
     for column in columns.schema():
@@ -333,7 +335,7 @@ def written(table: dict[str, pyarrow.Field], log: list[dict[str, int]], given: l
             table[column.name] = column
     for body, row in zip(log, batch.to_pylist(), strict=True):
         for name, value in body.items():
-            (column,) = [each for each in table if field_in(table[each]) == name]
+            (column,) = [field for field in table if field_in(table[field]) == name]
             assert row[column] == value
 
 
@@ -348,34 +350,34 @@ def test_a_field_keeps_its_column_for_all_writers(
 ) -> None:
     table: dict[str, pyarrow.Field] = {}
     owners: dict[str, str | None] = {}
-    for log, given_fields in work:
-        written(table, log, given_fields)
-        now = {name: field_in(column) for name, column in table.items()}
-        assert owners.items() <= now.items()
-        assert len({*now.values()}) == len({name.lower() for name in now}) == len(now)
-        owners = now
+    for log, field_names in work:
+        written(table, log, field_names)
+        fields = {name: field_in(column) for name, column in table.items()}
+        assert owners.items() <= fields.items()
+        assert len({*fields.values()}) == len({name.lower() for name in fields}) == len(fields)
+        owners = fields
 
 
 @pytest.mark.parametrize("is_delta", [False, True])
 @pytest.mark.parametrize("is_labelled", [False, True])
-def test_the_columns_of_a_table_are_those_of_its_fields_for_each_archiver(
+def test_each_archiver_writes_a_field_to_the_same_column(
     tmp_path: Path, is_delta: bool, is_labelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without labels it is a table of 0.3.0; each archiver has an empty directory."""
+    """A table without labels is one of 0.3.0; each archiver has an empty directory."""
     plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json)
     for number in range(3):
         value = b'"x"' if number == 2 else b"1"
         body = b'{"Id": 1, "user id": 1, "A": 1, "a": 2, "v": %b}' % value
         bodies = [body if number < 2 else b'{"late": true, ' + body[1:]]
-        some = [WireMessage(BASE_NS, 1, b"%016d" % number, body) for body in bodies]
-        log = write_archive(tmp_path / f"{number}" / "a.log", some, head=Head("a" * 32, number))
+        messages = [WireMessage(BASE_NS, 1, b"%016d" % number, body) for body in bodies]
+        log = write_archive(tmp_path / f"{number}" / "a.log", messages, head=Head("a" * 32, number))
         with monkeypatch.context() as old:
             if not (number or is_labelled):
                 bare = BodyColumns._body_fields
                 old.setattr(
                     BodyColumns,
                     "_body_fields",
-                    lambda self, bare=bare: [each.remove_metadata() for each in bare(self)],
+                    lambda self, bare=bare: [field.remove_metadata() for field in bare(self)],
                 )
             landed = Lander(plan, log.parent).land([log])
         assert landed.unfit.bodies == (number == 2)
@@ -383,8 +385,8 @@ def test_the_columns_of_a_table_are_those_of_its_fields_for_each_archiver(
     files = find_archives([plan.url])
     rows = [
         row
-        for each in files
-        for row in pyarrow.parquet.read_table(each.shown, partitioning=None).to_pylist()
+        for file in files
+        for row in pyarrow.parquet.read_table(file.shown, partitioning=None).to_pylist()
     ]
     values = [[row[name] for name in ("body_Id", "user_id", "A", "body_a")] for row in rows]
     assert values == [[1, 1, 1, 2]] * 3
@@ -400,13 +402,13 @@ def test_bodies_with_ids_as_keys_or_deep_nesting_need_bounded_memory() -> None:
         b'{"of":' * 100_000 + b"1" + b"}" * 100_000,
         b'{"of":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ]
-    pool = pyarrow.proxy_memory_pool(before := pyarrow.default_memory_pool())
+    pool = pyarrow.proxy_memory_pool(default_pool := pyarrow.default_memory_pool())
     pyarrow.set_memory_pool(pool)
     columns = BodyColumns()
     columns.add(batch_of_bodies([*ids, many, *deep, *ids]))
-    pyarrow.set_memory_pool(before)
+    pyarrow.set_memory_pool(default_pool)
 
-    assert [each.name for each in columns.fields] == ["count"]
+    assert [field.name for field in columns.fields] == ["count"]
     assert pool.max_memory() < 60 << 20
 
 
@@ -431,8 +433,8 @@ def test_columns_belong_to_the_rows_of_their_bodies(bodies: list[bytes]) -> None
     for body, row in zip(bodies, rows, strict=True):
         wrong = row["_error"] or ""
         value = {} if wrong.startswith("it is not") else json.loads(body)
-        for name, to in columns._columns.items():
-            assert row[to] == (None if f"{name} is not" in wrong else value.get(name))
+        for name, column in columns._columns.items():
+            assert row[column] == (None if f"{name} is not" in wrong else value.get(name))
 
 
 def table_file(name: str, rows: int = 1) -> TableFile:
@@ -452,7 +454,7 @@ def test_a_repeated_commit_does_nothing(lake_url: str) -> None:
 
     with patch.object(delta, "sync_data", wraps=delta.sync_data) as synced:
         first = [catalog.commit([table_file("a")], app_id="w", number=1) for _ in range(2)]
-    # each time the table's, and this one
+    # Each commit syncs the table's folder and its own file.
     assert synced.call_count == (0 if "://" in lake_url else 4)
     second = catalog.commit([table_file("b")], [table_file("a")], app_id="w", number=2)
     again = DeltaCatalog(lake_url)
@@ -464,8 +466,9 @@ def test_a_repeated_commit_does_nothing(lake_url: str) -> None:
         again.commit([], [table_file("a")], app_id="w", number=3)
     again.add_columns([pyarrow.field("user", pyarrow.int64())])
     assert catalog.schema().field("user").type == pyarrow.int64()
-    log, newest = [each.name for each in catalog.storage.list("_delta_log")], again._snapshot()
-    with patch.object(again, "_newest", return_value=newest):  # its log is read when it is asked
+    log, newest = [entry.name for entry in catalog.storage.list("_delta_log")], again._snapshot()
+    # The log is read only when it is needed.
+    with patch.object(again, "_newest", return_value=newest):
         for name in log:
             catalog.storage.delete(name)
         with pytest.raises(NsqError, match="cannot use the Delta table"):
@@ -476,7 +479,7 @@ def test_a_repeated_commit_does_nothing(lake_url: str) -> None:
             again.files()  # the reason comes last
 
 
-def test_files_are_skipped_by_times_and_plain_columns(tmp_path: Path) -> None:
+def test_files_have_bounds_of_times_and_plain_columns(tmp_path: Path) -> None:
     plan = TablePlan(str(tmp_path / "lake"), True, "h", BodyKind.json)
     for number in range(2):
         bodies = [
@@ -498,10 +501,10 @@ def test_files_are_skipped_by_times_and_plain_columns(tmp_path: Path) -> None:
     assert actions[0]["max.timestamp"] < actions[1]["max.timestamp"]
     assert actions[1]["min.timestamp"] < actions[1]["max.timestamp"]  # rounded down, and up
     assert [row.get("max.s") for row in actions] == ["s" * 20, None]  # Long text has no bounds.
-    assert actions[0].get("max.x") is None  # NaN is larger than it in Spark.
+    assert actions[0].get("max.x") is None  # In Spark, NaN is larger than any maximum.
 
 
-def test_a_table_that_is_made_again_gets_no_commit_of_its_predecessor(tmp_path: Path) -> None:
+def test_a_recreated_table_gets_no_commit_of_its_predecessor(tmp_path: Path) -> None:
     catalog = new_table(str(tmp_path / "table"))
     for number in range(1, 4):
         assert catalog.commit([table_file(f"{number}.parquet")], app_id="a", number=number)
@@ -527,7 +530,7 @@ def test_commits_read_only_newer_versions(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(new_table(str(tmp_path / "table")).files()) == 5
 
 
-def test_concurrent_commits_to_any_name_are_kept(lake_url: str) -> None:
+def test_concurrent_commits_are_kept_in_a_place_of_any_name(lake_url: str) -> None:
     new_table(lake_url)
 
     def write(writer: int) -> None:
@@ -538,8 +541,8 @@ def test_concurrent_commits_to_any_name_are_kept(lake_url: str) -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(write, range(3)))
 
-    wanted = [table_file(f"{writer}-{n}").path for writer in range(3) for n in (1, 2)]
-    assert sorted(file.path for file in DeltaCatalog(lake_url).files()) == wanted
+    paths = [table_file(f"{writer}-{n}").path for writer in range(3) for n in (1, 2)]
+    assert sorted(file.path for file in DeltaCatalog(lake_url).files()) == paths
     catalog = new_table(f"{lake_url}/a #?%x")
     catalog.storage.put("file", b"")
     catalog.commit([table_file("a")], app_id="w", number=1)
@@ -554,28 +557,28 @@ def test_stores_need_conditional_puts(
 ) -> None:
     bucket.storage.put("_delta_log/.nsqtools-1", b"1")
     assert not is_table(bucket.storage)
-    put = BucketPlace.put_if_absent  # an answer that was lost is repeated
+    put = BucketPlace.put_if_absent  # A lost response makes the client repeat the request.
     monkeypatch.setattr(BucketPlace, "put_if_absent", lambda *args: [put(*args), put(*args)])
     table = new_table(f"{bucket.url}/table")
     monkeypatch.setattr(BucketPlace, "put_if_absent", BucketPlace.put)
     with pytest.raises(ConfigurationError, match="no conditional puts"):
         new_table(f"{bucket.url}/other")
     refused, away = http_server(*[403] * 9).url, f"http://{dead_address}"
-    colorless = {"refused": "_last_checkpoint ↳ Error", "connect": "cannot connect to the store"}
-    for url, (category, said) in zip((refused, away), colorless.items(), strict=True):
+    messages = {"refused": "_last_checkpoint ↳ Error", "connect": "cannot connect to the store"}
+    for url, (category, message) in zip((refused, away), messages.items(), strict=True):
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        with pytest.raises(NsqError, match=said) as raised:
+        with pytest.raises(NsqError, match=message) as raised:
             table.files()
         assert raised.value.category == category
 
 
-def test_a_landing_that_babbles_is_ended_and_names_what_was_written_down_and_is_damaged(
+def test_a_landing_process_with_stray_output_or_a_damaged_state_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('hello', flush=True)")
     landings = Landings(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path, None)
-    with monkeypatch.context() as babbling:
-        babbling.setenv("PYTHONPATH", str(tmp_path))
+    with monkeypatch.context() as stray_output:
+        stray_output.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(ChildProcessError, match="the landing process ended with"):
             landings._land([])
     (tmp_path / ".nsq-landing").mkdir()
@@ -598,7 +601,7 @@ def test_metrics_have_the_rows_and_the_newest_time_of_each_topic(tmp_path: Path)
     assert f'nsq_table_newest_timestamp_seconds{{topic="clicks"}} {newest_ns / 10**9}\n' in page
 
 
-def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) -> None:
+def test_a_place_that_spark_took_over_since_the_start_gets_no_files(tmp_path: Path) -> None:
     log = write_archive(tmp_path / "a.log", MESSAGES, head=Head("a" * 32, 1))
     lander = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path)
     (tmp_path / "lake" / "_spark_metadata").mkdir(parents=True)
@@ -608,13 +611,13 @@ def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) ->
 
 
 def add_to_log(catalog: DeltaCatalog, *actions: dict[str, object]) -> None:
-    """Commit what another engine would."""
+    """Commit these actions as another engine would."""
     log = Path(catalog.storage.url, "_delta_log")
     number = len(list(log.glob("*.json")))
     (log / f"{number:020}.json").write_text("\n".join(map(json.dumps, actions)))
 
 
-FEATURES = [  # what the table has, what of it is refused, and who else is not
+FEATURES = [  # a feature, the name in the refusal, and the uses that are allowed
     ({"reader": "typeWidening"}, "typeWidening", ""),
     ({"reader": "deletionVectors"}, "", "read append replace"),
     ({"writer": "rowTracking"}, "rowTracking", "read"),
@@ -681,7 +684,7 @@ def test_a_table_with_an_unsupported_feature_is_refused(
             assert raised.value.hint
 
 
-def test_a_landing_that_is_refused_leaves_the_log_and_ends_at_once(tmp_path: Path) -> None:
+def test_a_refused_landing_keeps_the_log_and_ends_immediately(tmp_path: Path) -> None:
     catalog = new_table(str(tmp_path / "lake"))
     catalog._table().alter.add_constraint({"early": "attempts < 2"})
     log = write_archive(tmp_path / "logs" / "a.log", MESSAGES, head=Head("a" * 32, 1))
@@ -696,29 +699,29 @@ def test_a_landing_that_is_refused_leaves_the_log_and_ends_at_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_delta", [False, True])
-def test_any_value_of_a_partition_is_converted(
+def test_partition_values_that_are_too_long_or_null_are_converted(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_writer, "MAX_OPEN_PARTITIONS", 2)
     fields = {"properties": {"c": {"type": "string"}, "n": {"type": "integer"}}}
-    letters = tmp_path / "dead.jsonl"
+    dead_letters = tmp_path / "dead.jsonl"
     plan = TablePlan(
-        str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",), {}, str(letters)
+        str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",), {}, str(dead_letters)
     )
     bodies = [b'{"c": "%b", "n": "x"}' % (b"x" * 201)]
     bodies += [b'{"c": "%d", "n": 1, "new": 1}' % (n % 5) for n in range(10)]
-    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
-    archives = find_archives([write_archive(tmp_path / "a.log", some)])
+    messages = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    archives = find_archives([write_archive(tmp_path / "a.log", messages)])
 
     [(_, files, problem, unfit)] = convert(archives, plan, tmp_path)
 
-    assert (problem, sorted(each.rows or 0 for each in files)) == ("", [1, *[2] * 5])
-    (odd,) = [each for each in files if each.partition["c"] is None]
+    assert (problem, sorted(file.rows or 0 for file in files)) == ("", [1, *[2] * 5])
+    (odd,) = [file for file in files if file.partition["c"] is None]
     (row,) = pyarrow.parquet.read_table(tmp_path / "lake" / odd.path, partitioning=None).to_pylist()
     assert row["_error"] == "n is not int64; c is too long for a partition"
     assert (unfit.bodies, list(tmp_path.glob("*.parquet"))) == (1, [])
     assert [*convert(archives, plan, tmp_path)] == [(archives[0], [], "", Unfit())]
-    [line] = letters.read_bytes().splitlines()
+    [line] = dead_letters.read_bytes().splitlines()
     message, error = decode_dead_letter(line)
     assert (message.topic, message.id, message.body) == ("clicks", b"%016d" % 0, bodies[0])
     assert (message.timestamp_ns, error) == (BASE_NS, row["_error"])
@@ -728,13 +731,13 @@ def test_each_message_is_in_one_partition(tmp_path: Path) -> None:
     fields = {"properties": {"n": {"type": "number"}}}
     plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.json, fields, ("n",))
     bodies = [b'{"n": NaN}', b'{"n": 0.0}', b'{"n": -0.0}', b"{}"]
-    some = [WireMessage(BASE_NS, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
-    found = find_archives([write_archive(tmp_path / "a.log", some)])
-    [(_, files, problem, _)] = convert(found, plan, tmp_path)
-    assert (problem, [each.rows for each in files]) == ("", [1, 1, 1, 1])
+    messages = [WireMessage(BASE_NS, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    archives = find_archives([write_archive(tmp_path / "a.log", messages)])
+    [(_, files, problem, _)] = convert(archives, plan, tmp_path)
+    assert (problem, [file.rows for file in files]) == ("", [1, 1, 1, 1])
     inner = {"x": {"type": "string"}}
     odd = {"a b": {"type": "string"}, "o": {"type": "object", "properties": inner}}
-    for name in odd:  # its column is called a_b, or has no order
+    for name in odd:  # One column is named a_b, the other has no order.
         with pytest.raises(ConfigurationError, match=f"{name} needs a plain field"):
             TablePlan(plan.url, False, "h", BodyKind.json, {"properties": odd}, (name,)).check()
 
@@ -747,11 +750,13 @@ def test_an_archive_is_converted_once_and_skipped_files_are_reported(
     plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("n",))
     drafts, bare = tmp_path / "drafts", tmp_path / "bare.log"
     drafts.mkdir()
-    odd = _TIMES.encode()  # of a column that is ours
+    odd = _TIMES.encode()  # a column that nsqtools uses itself
     bodies = [b'{"n": %d, "%b": 7}' % (n > 1, odd) for n in range(4)]
-    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    messages = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
     for name, count in (("cut", 3), ("whole", 4)):
-        write_archive(tmp_path / name / "a.log", some[:2], some[2:count], head=Head("a" * 32, 1))
+        write_archive(
+            tmp_path / name / "a.log", messages[:2], messages[2:count], head=Head("a" * 32, 1)
+        )
 
     def convert_again(path: Path) -> tuple[int, str]:
         [(_, files, problem, _)] = convert(find_archives([path]), plan, drafts, lambda _: "t")
@@ -763,28 +768,30 @@ def test_an_archive_is_converted_once_and_skipped_files_are_reported(
 
     bare.write_bytes(b'{"n": 1}\n{"n": 2}\n')
     real = LocalPlace.put
-    with monkeypatch.context() as killed:  # between two files, or before the commit
+    with monkeypatch.context() as killed:  # killed between two files, or before the commit
         killed.setattr(DeltaCatalog, "commit", None)
         puts = iter([real])
         killed.setattr(LocalPlace, "put", lambda *args: next(puts)(*args))
         with pytest.raises((TypeError, RuntimeError)):
             convert_again(bare)
     assert convert_again(bare) == (2 if is_delta else 1, "")
-    os.utime(bare, (0, 0))  # its day is that of another partition now
+    os.utime(bare, (0, 0))  # Its day now belongs to another partition.
     assert convert_again(bare) == (0, "")
     bare.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n": 3}\n')
     assert convert_again(bare) == (0, "it has grown since it was converted")
-    bare.write_bytes(b'{"n": 4}\n{"n": 2}\n{"n": 3}\n')  # another one under its name
+    bare.write_bytes(b'{"n": 4}\n{"n": 2}\n{"n": 3}\n')  # another file of this name
     assert convert_again(bare) == (3, "")
-    lines = encode_many("clicks", "n:1", some)
+    lines = encode_many("clicks", "n:1", messages)
     (live := tmp_path / "live.log").write_bytes(lines)  # messages without an index
     assert convert_again(live)[0] == 2
     assert convert_again(live.rename(tmp_path / "moved.log")) == (0, "")
     live.write_bytes(lines * 3)
     assert convert_again(live) == (0, "it has grown since it was converted")
-    assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3 + 2 + 3 + 4
+    assert sum(archive.messages or 0 for archive in find_archives([plan.url])) == 3 + 2 + 3 + 4
 
-    index = index_of(write_archive(tmp_path / "damaged" / "a.log", some, head=Head("b" * 32, 1)))
+    index = index_of(
+        write_archive(tmp_path / "damaged" / "a.log", messages, head=Head("b" * 32, 1))
+    )
     index.write_bytes(index.read_bytes().replace(b" 4 ", b" 5 "))
     assert "5 in its index" in convert_again(tmp_path / "damaged")[1]
-    assert list(drafts.iterdir()) == []  # where thousands of damaged files had to fit
+    assert list(drafts.iterdir()) == []  # Drafts of damaged files are removed too.

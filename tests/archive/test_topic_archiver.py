@@ -1,4 +1,4 @@
-"""WorkerPool: when tasks run, and on which threads."""
+"""WorkerPool: when tasks run, and on how many threads."""
 
 import threading
 import time
@@ -13,9 +13,9 @@ from nsqtools.archive.topic_archiver import Task, WorkerPool
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool(max_threads=2)
-    yield made
-    made.end()
+    pool = WorkerPool(max_threads=2)
+    yield pool
+    pool.end()
 
 
 class Topic:
@@ -37,73 +37,73 @@ class Topic:
         return self.began.get(timeout=patience_s(10))
 
 
-def test_a_turn_is_had_when_it_is_due_and_not_before(pool: WorkerPool) -> None:
+def test_a_task_runs_when_it_is_due_and_not_earlier(pool: WorkerPool) -> None:
     far, near = Topic(pool, 3600.0), Topic(pool, 0.05, 0.03)
     far.task.soon()
-    far.next_turn()  # a thread waits for its time now, which is a later one
+    far.next_turn()  # Now a thread waits for the time of this task, which is a later one.
     near.task.soon()
     near.next_turn()
     for number in range(2):
         assert near.next_turn() >= near.due[number]
-    near.task.soon()  # also after it had none due
+    near.task.soon()  # also when it had no next time
     near.next_turn()
     assert far.began.empty()
     assert near.began.empty()
 
 
-def test_who_waits_for_a_later_time_hears_of_an_earlier_one(pool: WorkerPool) -> None:
-    go_on = threading.Event()
+def test_a_thread_that_waits_for_a_later_time_is_woken_for_an_earlier_one(pool: WorkerPool) -> None:
+    release = threading.Event()
 
     def far() -> float:
-        go_on.wait(patience_s(10))
+        release.wait(patience_s(10))
         return time.monotonic() + 3600
 
     Topic(pool).task.soon()
     wait_until(lambda: pool._idle == 1, what="a thread")
-    with pool._changed:  # it hears of both
+    with pool._changed:  # so that the idle thread sees both tasks
         Task(pool, far).soon()
-        Topic(pool).task.soon()  # by the other thread, which is the first to be idle
+        Topic(pool).task.soon()  # run by the second thread, which is idle first
     wait_until(lambda: pool._idle == 1, what="an idle thread")
-    go_on.set()
+    release.set()
     wait_until(lambda: pool._idle == 2, what="threads that wait for a time")
-    near = Topic(pool, 0.3)  # not over while its thread looks for more to do
+    near = Topic(pool, 0.3)  # long enough for its thread to look for another task
     near.task.soon()
     near.next_turn()
     assert near.next_turn() >= near.due[0]
 
 
-def test_no_topic_has_two_turns_at_once_and_no_more_run_than_threads(pool: WorkerPool) -> None:
-    lock, go_on = threading.Lock(), threading.Event()
-    at_work: list[int] = []
-    most = 0
+def test_a_task_never_runs_twice_at_once_and_the_pool_bounds_its_threads(pool: WorkerPool) -> None:
+    lock, release = threading.Lock(), threading.Event()
+    running: list[int] = []
+    max_running = 0
     done: SimpleQueue[int] = SimpleQueue()
 
-    def turn(number: int) -> None:
-        nonlocal most
+    def run(number: int) -> None:
+        nonlocal max_running
         with lock:
-            assert number not in at_work
-            at_work.append(number)
-            most = max(most, len(at_work))
-        go_on.wait(patience_s(10))
+            assert number not in running
+            running.append(number)
+            max_running = max(max_running, len(running))
+        release.wait(patience_s(10))
         with lock:
-            at_work.remove(number)
+            running.remove(number)
         done.put(number)
 
-    topics = [Task(pool, lambda number=number: turn(number)) for number in range(3)]  # type: ignore[misc]
+    topics = [Task(pool, lambda number=number: run(number)) for number in range(3)]  # type: ignore[misc]
     for _ in range(3):
         for topic in topics:
             topic.soon()
-    wait_until(lambda: len(at_work) == 2, what="two turns")
+    wait_until(lambda: len(running) == 2, what="two turns")
     for topic in topics:
-        topic.soon()  # two of them run: once more for each, however often it is asked for
-    go_on.set()
+        topic.soon()  # Two of them run: each task runs once more, however often it is scheduled.
+    release.set()
     assert sorted(done.get(timeout=patience_s(10)) for _ in range(5)) == [0, 0, 1, 1, 2]
-    assert most == 2
+    assert max_running == 2
     pool.end()
     assert done.empty()
 
 
-def test_a_turn_that_fails_ends_no_other(
+def test_a_task_that_fails_does_not_stop_the_others(
     pool: WorkerPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended = threading.Event()

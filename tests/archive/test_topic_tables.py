@@ -38,7 +38,7 @@ def log(path: Path, topic: str, bodies: Sequence[bytes], number: int = 1) -> Pat
 
 
 def values(table: Path, column: str) -> list[object]:
-    """The values of a column, in order, of Delta and of Parquet."""
+    """The sorted values of a column of a Delta table or of a folder of Parquet."""
     if (table / "_delta_log").exists():
         names = DeltaCatalog(str(table)).files()
         files = [table / file.path for file in names]
@@ -95,7 +95,7 @@ def test_a_batch_of_logs_is_committed_once_to_each_table(
     assert len(values(tmp_path / "lake" / "users", "body_id")) == 4
 
 
-def test_a_topic_that_cannot_name_a_folder_gets_another_or_stays_in_its_log(
+def test_a_topic_that_cannot_name_a_folder_is_renamed_or_kept_in_its_log(
     tmp_path: Path,
 ) -> None:
     logs = [log(tmp_path / "logs" / "a.log", "..", ORDERS)]
@@ -110,7 +110,7 @@ def test_a_topic_that_cannot_name_a_folder_gets_another_or_stays_in_its_log(
     assert names == {"a#ephemeral", "~.."}
 
 
-def test_the_place_decides_whether_topics_have_tables(tmp_path: Path) -> None:
+def test_the_place_determines_whether_each_topic_has_a_table(tmp_path: Path) -> None:
     def choose(place: str, *, has_columns: bool = True, has_many_topics: bool = True) -> str:
         url = choose_url(
             str(tmp_path / place),
@@ -138,7 +138,7 @@ def test_the_place_decides_whether_topics_have_tables(tmp_path: Path) -> None:
             split_at_topic(url)
 
 
-def test_an_old_table_is_converted_once_to_tables_of_its_topics(
+def test_an_old_table_is_converted_once_to_a_table_per_topic(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     old, new = str(tmp_path / "old"), str(tmp_path / "new" / "{topic}")
@@ -203,7 +203,7 @@ def test_tables_of_topics_are_read_and_compacted_together(tmp_path: Path, run_ns
     assert "has both tables (orders) and other files (notes.log)" in other.err
 
 
-def test_the_names_of_raw_files_have_their_topics(tmp_path: Path, run_nsq: RunNsq) -> None:
+def test_topics_of_raw_files_are_taken_from_their_names(tmp_path: Path, run_nsq: RunNsq) -> None:
     (tmp_path / "a").mkdir()
     for number, name in enumerate(("clicks.h.2026.log", "orders.h.2026.log", "README")):
         (tmp_path / "a" / name).write_bytes(b'{"n": %d}\n' % number)
@@ -215,7 +215,9 @@ def test_the_names_of_raw_files_have_their_topics(tmp_path: Path, run_nsq: RunNs
     assert values(tmp_path / "lake" / "orders", "n") == [1]
 
 
-def test_a_bucket_has_tables_of_topics(tmp_path: Path, bucket: Bucket, run_nsq: RunNsq) -> None:
+def test_a_bucket_can_have_a_table_per_topic(
+    tmp_path: Path, bucket: Bucket, run_nsq: RunNsq
+) -> None:
     for number, topic in enumerate(("orders", "a#ephemeral")):
         log(tmp_path / "a" / f"{number}.log", topic, ORDERS, number)
     lake = f"{bucket.url}/lake"

@@ -1,4 +1,4 @@
-"""One topic's writer, without an nsqd: what is written, held, FINished and given back, and when."""
+"""One topic's writer, without nsqd: when messages are written, held, finished and requeued."""
 
 import errno
 import itertools
@@ -37,7 +37,7 @@ def ids(*numbers: int) -> list[bytes]:
 
 
 class Topic:
-    """The topic's writers, one after the other, and the connection that it is delivered by."""
+    """Successive writers of a topic, and the connection that delivers its messages."""
 
     def __init__(self, folder: Path) -> None:
         self.source = FakeConnection()
@@ -68,15 +68,15 @@ def topic(tmp_path: Path) -> Iterator[Topic]:
     topic.locks.close()
 
 
-def test_a_message_that_comes_again_is_written_once_and_finished_when_durable(topic: Topic) -> None:
+def test_a_redelivered_message_is_written_once_and_finished_when_durable(topic: Topic) -> None:
     writer = topic.writer()
     writer.take(topic.source.deliver(1), NOW_S)
 
-    writer.take(topic.source.deliver(1, attempts=2), NOW_S)  # it is held
+    writer.take(topic.source.deliver(1, attempts=2), NOW_S)  # it is not flushed yet
     assert topic.source.finished == []
     writer.flush()
     assert topic.source.finished == ids(1)
-    writer.take(topic.source.deliver(1, 2, attempts=3), NOW_S)  # it is written
+    writer.take(topic.source.deliver(1, 2, attempts=3), NOW_S)  # it is already written
     assert topic.source.finished == ids(1, 1)
     writer.touch()
     assert topic.source.touched == ids(2)
@@ -88,7 +88,7 @@ def test_a_message_that_comes_again_is_written_once_and_finished_when_durable(to
 
 
 class Consumption:
-    """What an archiver sees of its consumer."""
+    """The part of a consumer that an archiver uses."""
 
     def __init__(self) -> None:
         self.stats = SimpleNamespace(late=0)
@@ -100,20 +100,20 @@ class Consumption:
 
 def archiver_of(writer: TopicWriter, consumer: Consumption) -> TopicArchiver:
     flush, quota = Flush(1, 1, 1), Quota(None)
-    made = cast(Consumer, consumer)
-    return TopicArchiver("clicks", lambda _: made, 10, writer, flush, quota, WorkerPool(), print)
+    client = cast(Consumer, consumer)
+    return TopicArchiver("clicks", lambda _: client, 10, writer, flush, quota, WorkerPool(), print)
 
 
 @pytest.mark.parametrize(("why", "known"), [("late", 1), ("on another one", 1), ("never", 0)])
-def test_what_nsqd_may_not_have_the_fins_of_stays_known(topic: Topic, why: str, known: int) -> None:
+def test_a_message_whose_fin_may_be_lost_stays_known(topic: Topic, why: str, known: int) -> None:
     writer, consumer = topic.writer(), Consumption()
     archiver = archiver_of(writer, consumer)
     writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
-    consumer.stats.late = 1 if why == "late" else 0  # so many were refused
+    consumer.stats.late = 1 if why == "late" else 0  # the number of refused FINs
     archiver._run()
     source = FakeConnection() if why == "on another one" else topic.source
-    for number in range(1000, 1250):  # a long backlog before it comes again
+    for number in range(1000, 1250):  # a long backlog before it is redelivered
         writer.take(source.deliver(number), NOW_S)
         writer.flush()
 
@@ -122,7 +122,9 @@ def test_what_nsqd_may_not_have_the_fins_of_stays_known(topic: Topic, why: str, 
     assert writer.totals.already_written == known
 
 
-def test_a_rotation_waits_for_room(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotation_is_retried_when_the_disk_has_room(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     archiver = archiver_of(topic.writer(), Consumption())
@@ -139,16 +141,16 @@ def test_a_rotation_waits_for_room(topic: Topic, monkeypatch: pytest.MonkeyPatch
     archiver._run()
 
     assert archiver.writer.totals.files == 1
-    assert archiver.last_error is not None  # the message that went back is not written
+    assert archiver.last_error is not None  # The requeued message is not written yet.
 
 
-def test_a_disk_that_takes_a_little_now_and_then_is_full(
+def test_a_disk_that_is_full_now_and_then_is_reported_once(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     archiver = archiver_of(topic.writer(), Consumption())
-    for number in range(10):  # a failure each second, and half a second later something is written
+    for number in range(10):  # Each second a write fails, and half a second later one succeeds.
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(os, "fdatasync", full)
             archiver._take(topic.source.deliver(2 * number))
@@ -160,17 +162,17 @@ def test_a_disk_that_takes_a_little_now_and_then_is_full(
         assert archiver.last_error is None
         archiver._run()
         now += 0.5
-    [said] = caplog.messages
-    assert "No space left on device" in said
+    [warning] = caplog.messages
+    assert "No space left on device" in warning
     now += RECOVERED_AFTER_S
     archiver._run()
     archiver._run()
 
-    assert caplog.messages == [said, "topic clicks: writing works again"]
+    assert caplog.messages == [warning, "topic clicks: writing works again"]
 
 
 @pytest.mark.parametrize(("number", "files"), [(errno.ENOSPC, 1), (errno.EFBIG, 2)])
-def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(
+def test_messages_that_cannot_be_written_are_requeued_and_written_later(
     topic: Topic, number: int, files: int
 ) -> None:
     writer = topic.writer()
@@ -185,8 +187,8 @@ def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(
 
     writer.take(topic.source.deliver(3, attempts=2), NOW_S)
     writer.rotate(NOW_S, all_files=True)
-    assert writer.totals.files == files  # one that can grow no more is finished
-    following = topic.writer()  # which does not know what failed, either
+    assert writer.totals.files == files  # A file that cannot grow any more is finished.
+    following = topic.writer()  # Its journal does not have the failed messages either.
     following.take(topic.source.deliver(1, 2, 3, attempts=3), NOW_S)
     following.rotate(NOW_S, all_files=True)
 
@@ -206,7 +208,7 @@ def test_bodies_with_the_delimiter_are_counted_and_a_full_file_is_finished(topic
     assert topic.source.finished == ids(1, 2, 3, 4, 5, 6)
 
 
-def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
+def test_an_idle_partition_is_finished(topic: Topic) -> None:
     writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1, days=-1), NOW_S)
     writer.take(topic.source.deliver(2), NOW_S + 50)
@@ -218,7 +220,9 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
     assert lines_of(topic.out) == [b"body 1", b"body 2"]
 
 
-def test_a_file_that_is_over_keeps_all(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_due_for_rotation_keeps_its_known_messages(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = topic.writer(rotation=Rotation(age_s=25))
     writer.take(topic.source.deliver(1), NOW_S)
     clock = itertools.count(time.monotonic() + 24.9, 0.2)
@@ -240,18 +244,18 @@ def test_a_file_that_is_over_keeps_all(topic: Topic, monkeypatch: pytest.MonkeyP
         ({"naming": FileNaming("<DATETIME><REV>", datetime_format="%S")}, 1),
     ],
 )
-def test_files_are_looked_at_again_when_one_may_be_over(
+def test_the_next_check_of_files_is_when_a_rotation_may_be_due(
     topic: Topic, changes: dict[str, Any], wait_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)  # no time passes between the lines
     writer = topic.writer(**changes)
-    assert writer.check_in_s(NOW_S) is None  # there is nothing that could be over
+    assert writer.check_in_s(NOW_S) is None  # There is no file to rotate.
     writer.take(topic.source.deliver(1), NOW_S)
     assert writer.check_in_s(NOW_S) == pytest.approx(wait_s, abs=1)
 
 
-def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: Topic) -> None:
+def test_a_finished_file_that_vanished_before_publishing_is_dropped(topic: Topic) -> None:
     writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1, days=-1), NOW_S)
     writer.take(topic.source.deliver(2), NOW_S)
@@ -259,7 +263,7 @@ def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: To
     [file, other] = writer._files._files.values()
     writer._files.finish([file])
     writer._files.mark_dirty()
-    part_of(file.part.path).unlink()  # its publishing has failed, and somebody has tidied up
+    part_of(file.part.path).unlink()  # Its publishing has failed, and then the file was removed.
     writer._files.publish_ending()
     writer.take(topic.source.deliver(3), NOW_S)
     assert list(writer._files._files.values()) == [other]
@@ -268,10 +272,10 @@ def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: To
     assert lines_of(topic.out) == [b"body 2", b"body 3"]
 
 
-def test_a_file_counts_as_finished_from_when_it_is_published(
+def test_a_file_counts_as_finished_once_it_is_published(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error in the last step was taken for a file that somebody removed: it was not uploaded."""
+    """An error in the last step was mistaken for a removed file, which was then not uploaded."""
     writer = topic.writer()
     writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
@@ -298,7 +302,7 @@ def test_the_age_of_files_is_monotonic(topic: Topic, monkeypatch: pytest.MonkeyP
     writer.take(topic.source.deliver(1), NOW_S)
     writer.rotate(NOW_S + 3000)
     assert finished_files(out) == []
-    writer.rotate(NOW_S + 4 * 3600)  # its interval is over
+    writer.rotate(NOW_S + 4 * 3600)  # its interval has ended
     writer.take(topic.source.deliver(2), NOW_S)
     assert len(finished_files(out)) == 1
 

@@ -1,4 +1,4 @@
-"""Uploading finished files: whole, verified, under one name, continued after any interruption."""
+"""Uploading finished files: complete, verified, under one name, resumed after any interruption."""
 
 import fcntl
 import hashlib
@@ -56,8 +56,8 @@ def finished(writer: Writer, count: int = 10, name: str = "") -> Path:
     return writer.finish()
 
 
-def plan(out: Path, storage: Place, **more: bool) -> UploadPlan:
-    return UploadPlan(out, storage, "web1", **more)
+def plan(out: Path, storage: Place, **flags: bool) -> UploadPlan:
+    return UploadPlan(out, storage, "web1", **flags)
 
 
 def data_names(storage: Place) -> list[str]:
@@ -68,7 +68,7 @@ def data_names(storage: Place) -> list[str]:
 def test_a_file_is_stored_once_with_its_manifest(out: Path, storage: Place, writer: Writer) -> None:
     path, to = finished(writer), plan(out, storage, by_topic_and_date=True)
     other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
-    fcntl.flock(other, fcntl.LOCK_EX)  # as another process that uploads it
+    fcntl.flock(other, fcntl.LOCK_EX)  # as another process does while it uploads the file
     assert upload(path, to) is None
     assert data_names(storage) == []
     os.close(other)
@@ -77,19 +77,23 @@ def test_a_file_is_stored_once_with_its_manifest(out: Path, storage: Place, writ
 
     folder, name = "topic=clicks/date=2026-09-21", "clicks-000001.web1-5b1c2f0e8d9a4e6f-1.log.gz"
     index, manifest, data = names = sorted(entry.name for entry in storage.list())
-    assert names == [f"{folder}/{each}" for each in (f".{name}.index", f".{name}.manifest", name)]
+    assert names == [f"{folder}/{file}" for file in (f".{name}.index", f".{name}.manifest", name)]
     assert storage.read(data) == path.read_bytes()
     assert storage.read(index) == index_of(path).read_bytes()
-    said = json.loads(storage.read(manifest))
-    assert said["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (said["size"], said["messages"], said["min_ts"]) == (path.stat().st_size, 10, BEGIN_NS)
-    assert (said["writer"], said["number"]) == (writer.writer, 1)
+    fields = json.loads(storage.read(manifest))
+    assert fields["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (fields["size"], fields["messages"], fields["min_ts"]) == (
+        path.stat().st_size,
+        10,
+        BEGIN_NS,
+    )
+    assert (fields["writer"], fields["number"]) == (writer.writer, 1)
     assert len(bodies_at(storage.url)) == 10
-    before = {entry.name: entry.modified_ns for entry in storage.list()}
+    times_of_objects = {entry.name: entry.modified_ns for entry in storage.list()}
     assert upload(path, to) is None
     uploaded_of(path).unlink()  # the record is lost
     upload(path, to)
-    assert {entry.name: entry.modified_ns for entry in storage.list()} == before
+    assert {entry.name: entry.modified_ns for entry in storage.list()} == times_of_objects
     assert uploaded_of(path).exists()
 
 
@@ -97,7 +101,7 @@ OTHER = UploadRecord("file:///", "clicks.web1-5b1c2f0e8d9a4e6f-17.log.gz").encod
 
 
 @pytest.mark.parametrize("record", [b"", OTHER])
-def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
+def test_a_file_is_kept_until_it_has_a_complete_upload_record(
     out: Path, storage: Place, writer: Writer, record: bytes
 ) -> None:
     path = finished(writer)
@@ -109,13 +113,13 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
     assert upload(path, plan(out, storage, deletes=True)) is None
 
 
-def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(
+def test_a_kill_between_upload_and_removal_leaves_the_removal_to_the_next_run(
     out: Path, storage: Place, writer: Writer
 ) -> None:
     path, other = finished(writer), finished(writer)
-    upload(other, plan(out, storage))  # by a run that was to keep it
+    upload(other, plan(out, storage))  # by a run that keeps files
     upload(path, plan(out, storage))
-    uploading_of(path).touch()  # as a kill left it, of a version that removes last
+    uploading_of(path).touch()  # as left by a kill of a version that removes this file last
     assert list(files_to_upload(out)) == [path]
     assert upload(path, plan(out, storage, deletes=True)) is None
     assert (path.exists(), other.exists()) == (False, True)
@@ -124,11 +128,11 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
 
 @pytest.mark.parametrize("step", ["put_file", "verify", "put_if_absent", "read", "conflict"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
+def test_an_upload_that_was_interrupted_anywhere_resumes_under_its_name(
     out: Path, storage: Place, writer: Writer, step: str, when: str
 ) -> None:
     path = finished(writer)
-    # only one that goes on reads
+    # Only an upload that resumes reads.
     for breaking in {"read": ["put_file", step], "conflict": ["put_if_absent"]}.get(step, [step]):
         real = getattr(type(storage), breaking)
 
@@ -146,7 +150,7 @@ def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
             broken.setattr(type(storage), breaking, breaks)
             with pytest.raises(OSError, match="broken off"):
                 upload(path, plan(out, storage))
-    assert [each(path).exists() for each in (uploading_of, uploaded_of)] == [True, False]
+    assert [path_of(path).exists() for path_of in (uploading_of, uploaded_of)] == [True, False]
 
     assert upload(path, UploadPlan(out, storage, "renamed-host")) == path.stat().st_size
 
@@ -157,11 +161,11 @@ def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
 
 
 @pytest.mark.parametrize("has_checksum", [True, False])
-def test_data_that_arrives_changed_is_not_published(
+def test_data_that_was_changed_on_the_way_is_not_published(
     out: Path, storage: Place, writer: Writer, monkeypatch: pytest.MonkeyPatch, has_checksum: bool
 ) -> None:
     path = finished(writer)
-    if not has_checksum:  # in the ETag: the content is read back
+    if not has_checksum:  # Without a checksum in the ETag, the content is read back.
         monkeypatch.setattr("nsqtools.archive.storage_objects._md5_tag", lambda *args: "")
 
     def spoils(self: Place, name: str, source: Path) -> None:
@@ -186,7 +190,8 @@ def test_a_file_of_another_archiver_is_never_overwritten(
 ) -> None:
     path, real = finished(writer), type(storage).put_file
     (tmp_path / "clone").mkdir()
-    clone = Writer(tmp_path / "clone", writer=writer.writer)  # an image with its lock file, say
+    # From an image that contains the lock file, for example.
+    clone = Writer(tmp_path / "clone", writer=writer.writer)
     other = finished(clone, count=11)
 
     def upload_other() -> None:
@@ -209,31 +214,36 @@ def test_a_file_of_another_archiver_is_never_overwritten(
     assert storage.read(data_names(storage)[0]) == data
 
 
-def test_a_small_file_takes_three_requests_and_encryption_is_asked_of_the_store(
+def test_a_small_file_takes_three_requests_with_encryption_headers(
     out: Path, bucket: Bucket, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Index, data and manifest: the store's answers are their checksums."""
-    asks = {name: Mock(wraps=getattr(S3Store, name)) for name in ("put", "get", "head", "list")}
-    for name, ask in asks.items():
-        monkeypatch.setattr(S3Store, name, lambda *args, ask=ask, **more: ask(*args, **more))
+    """Index, data and manifest: the store's responses have their checksums."""
+    methods = {name: Mock(wraps=getattr(S3Store, name)) for name in ("put", "get", "head", "list")}
+    for name, method in methods.items():
+        monkeypatch.setattr(
+            S3Store, name, lambda *args, method=method, **options: method(*args, **options)
+        )
     options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
     storage = parse_place(bucket.url, options)
     upload(finished(writer), plan(out, storage))
-    counts = {name: ask.call_count for name, ask in asks.items()}
+    counts = {name: method.call_count for name, method in methods.items()}
     assert counts == {"put": 3, "get": 0, "head": 0, "list": 0}
-    known = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"  # by its look
+    # The store checks only the form of the header.
+    authorization = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
     place = f"{bucket.endpoint}/{bucket.name}/{data_names(storage)[0]}"
-    with urlopen(Request(place, method="HEAD", headers={"Authorization": known})) as answer:
+    with urlopen(Request(place, method="HEAD", headers={"Authorization": authorization})) as answer:
         assert answer.headers["x-amz-server-side-encryption"] == "aws:kms"
         assert answer.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/lake"
 
 
-def test_what_earlier_runs_left_goes_first(out: Path, storage: Place, writer: Writer) -> None:
-    odd = finished(writer, name="caf\udce9.log")  # no object is called so
+def test_files_of_earlier_runs_are_uploaded_first(
+    out: Path, storage: Place, writer: Writer
+) -> None:
+    odd = finished(writer, name="caf\udce9.log")  # An object cannot have this name.
     files = [finished(writer) for _ in range(3)]
-    files[0].write_bytes(b"")  # as one without messages and compression
+    files[0].write_bytes(b"")  # as a file without messages and compression
     (out / "README").write_text("not an archive")
-    uploaded_of(out / "gone.log").symlink_to("nowhere")  # what is odd stops no upload
+    uploaded_of(out / "gone.log").symlink_to("nowhere")  # An odd entry does not stop the upload.
     uploads = Uploads(plan(out, storage, deletes=True))
 
     uploads.start()
@@ -248,7 +258,7 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Place, writer: Wr
     assert (out / "README").exists()
 
 
-def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
+def test_a_file_that_cannot_be_uploaded_does_not_block_others(
     out: Path, storage: Place, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_module, "RETRY_BASE_S", 0.01)
@@ -266,7 +276,7 @@ def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
     wait_for_threads("nsq-upload-")
 
 
-def test_many_uploads_that_fail_at_once_are_one_failure(
+def test_concurrent_upload_failures_increase_the_backoff_once(
     out: Path, storage: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_module, "RETRY_BASE_S", 0.5)
