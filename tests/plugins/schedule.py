@@ -45,7 +45,8 @@ BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
 # What starts a Spark in a process of its own need not wait for the tests with the session.
 OWN_JVM = """fuzz/ cli/test_own_processes.py spark/test_cluster.py
     spark/test_registration.py::test_a_plain_pyspark spark/test_session.py::test_a_signal_ends
-    spark/test_session.py::test_what_fails spark/test_session.py::test_what_is_missing"""
+    spark/test_session.py::test_a_failed_query
+    spark/test_session.py::test_a_missing_requirement"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

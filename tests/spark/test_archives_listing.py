@@ -1,4 +1,4 @@
-"""Which files there are, in a bucket and in directories, while they come, move and go."""
+"""The files of an archive, in a bucket and in directories, while they appear, move and vanish."""
 
 import os
 import pickle
@@ -65,7 +65,7 @@ def ids(settings: ReadSettings) -> list[str]:
     return sorted(values_of(pickle.loads(pickle.dumps(plan_batch(settings))), settings, "id"))
 
 
-def test_a_bucket_gives_the_rows_of_the_directory_and_takes_reports(
+def test_a_bucket_has_the_rows_of_the_directory_and_stores_damage_reports(
     bucket: Bucket, local: Path
 ) -> None:
     assert ids(ReadSettings((bucket.url,))) == []
@@ -74,11 +74,11 @@ def test_a_bucket_gives_the_rows_of_the_directory_and_takes_reports(
 
     assert ids(ReadSettings((str(place),))) == all_ids
     assert ids(orders) == [f"{n:016x}" for n in range(100, 107)]
-    # a file of it beside the directory is the same file, known by its head
+    # The copy of a file in the bucket and the directory is one file, identified by its head.
     assert ids(ReadSettings((str(local), f"{place}/old/orders-000001.log.gz"))) == all_ids
     with pytest.raises(NotFoundError, match=f"there is no archive in {place}/nothing"):
         plan_batch(ReadSettings((f"{place}/nothing",)))
-    for name in ("one", "two"):  # without an index nothing tells that they are two
+    for name in ("one", "two"):  # Without an index they cannot be told apart.
         bucket.storage.put(f"{name}/bare.log", f"{name}\n".encode())
     with pytest.raises(NsqError, match=r"two/bare\.log: not read: .*/one/bare\.log has the same"):
         plan_batch(ReadSettings((f"{bucket.url}/one", f"{bucket.url}/two"), raw=True))
@@ -105,7 +105,7 @@ def test_a_file_uploaded_while_it_is_listed_is_read_once(
 ) -> None:
     plan = UploadPlan(tmp_path, bucket.storage, "host", by_topic_and_date=True)
     clicks, other = Writer(tmp_path), Writer(tmp_path)
-    other.number = 100  # whose names come after the others
+    other.number = 100  # so that its names sort last
     for number in range(5):
         uploaded(clicks, plan, 10 * number)
     settings = ReadSettings((bucket.url,))
@@ -113,9 +113,9 @@ def test_a_file_uploaded_while_it_is_listed_is_read_once(
     _, offset = read_on(stream, stream.initial(), settings)
     between_pages(lambda: uploaded(other, plan, 100))
 
-    found, offset = read_on(stream, offset, settings)
+    message_ids, offset = read_on(stream, offset, settings)
 
-    assert found == [f"{n:016x}" for n in range(100, 103)]
+    assert message_ids == [f"{n:016x}" for n in range(100, 103)]
     assert read_on(stream, offset, settings) == ([], offset)
     assert not offset.files
 
@@ -138,7 +138,7 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
     assert len(StoredListing(ReadSettings((str(place),))).files(lambda damage: None)) == 4
 
 
-def test_what_a_batch_was_planned_for_is_read_wherever_it_is_and_nothing_else_in_its_place(
+def test_a_planned_batch_is_read_after_its_files_moved_but_not_if_replaced(
     tmp_path: Path, bucket: Bucket
 ) -> None:
     work, output = tmp_path / "work", tmp_path / "out"
@@ -166,17 +166,17 @@ def test_what_a_batch_was_planned_for_is_read_wherever_it_is_and_nothing_else_in
         values_of(others, settings, "body")
 
 
-def requests_of(ask: Callable[[], object]) -> tuple[list[str], list[str]]:
-    """What is listed and what is read while something is asked for."""
+def requests_of(call: Callable[[], object]) -> tuple[list[str], list[str]]:
+    """The names that are listed and read during a call."""
     names = ("children", "list", "read", "read_range")
     with ExitStack() as stack:
         seen = [
             stack.enter_context(
-                patch.object(BucketPlace, each, autospec=True, side_effect=vars(BucketPlace)[each])
+                patch.object(BucketPlace, name, autospec=True, side_effect=vars(BucketPlace)[name])
             ).call_args_list
-            for each in names
+            for name in names
         ]
-        ask()
+        call()
     keys = [[(*call.args[1:], "")[0] for call in calls] for calls in seen]
     return keys[0] + keys[1], keys[2] + keys[3]
 
@@ -194,7 +194,7 @@ def test_other_topics_and_times_cost_no_requests(tmp_path: Path, bucket: Bucket)
 
     listing = StoredListing(ReadSettings((bucket.url,)))
     listing.files(lambda damage: None)
-    # what is known of an object is not asked for again
+    # Metadata of an object is not requested again.
     assert requests_of(lambda: listing.files(lambda damage: None))[1] == []
     for name in bucket.names():
         if name.endswith(CATALOG):
@@ -204,15 +204,15 @@ def test_other_topics_and_times_cost_no_requests(tmp_path: Path, bucket: Bucket)
     listed_again, read_again = requests_of(lambda: plan_batch(settings))
 
     assert listed == ["", "topic=clicks"] == listed_again
-    assert len(read) == 20 + 2  # the manifests, and index and beginning of one file
+    assert len(read) == 20 + 2  # the manifests, and the index and the beginning of one file
     assert len(read_again) == 3  # the catalog in place of the manifests
     assert len(ids(settings)) == 3
     writers[0].write([WireMessage(5 * HOUR_NS, 1, b"f" * 16, b"late")])
     upload_file(writers[0].finish(), plan)
-    assert len(ids(settings)) == 4  # which no catalog has
+    assert len(ids(settings)) == 4  # that the catalog lacks
 
 
-def test_of_many_files_of_a_table_its_log_is_looked_for_once_and_their_sizes_together(
+def test_the_log_of_a_table_is_searched_once_and_sizes_are_read_concurrently(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names, together = [f"topic=a/{n}.parquet" for n in range(4)], threading.Barrier(4)
@@ -225,16 +225,16 @@ def test_of_many_files_of_a_table_its_log_is_looked_for_once_and_their_sizes_tog
     assert [*sizes_of(map(str, places)).values()] == [4] * 4
 
 
-def test_a_folder_called_like_a_file_is_read_by_the_log_in_it(bucket: Bucket) -> None:
+def test_a_folder_named_like_a_file_is_read_by_its_log(bucket: Bucket) -> None:
     for name in ("a", "b"):
         bucket.storage.put(f"clicks.parquet/{name}.parquet", b"PAR1")
     bucket.storage.put("clicks.parquet/_spark_metadata/0", b'v1\n{"path": "s3a://b/a.parquet"}\n')
     place = parse_place(f"{bucket.url}/clicks.parquet")
-    assert [each.name for each in find_archives([str(place)])] == ["a.parquet"]
+    assert [archive.name for archive in find_archives([str(place)])] == ["a.parquet"]
     assert table_files([place]) == {place: ["a.parquet"]}
 
 
-def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
+def test_requests_for_each_file_are_made_concurrently(
     bucket: Bucket, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in local.rglob("*.gz"):
@@ -268,7 +268,7 @@ def test_archives_in_a_bucket_need_no_jar(
     capfd: pytest.CaptureFixture[str],
     own_logging: None,
 ) -> None:
-    """Only Python reads them."""
+    """Only Python reads from the bucket."""
 
     def spark_session(given: SparkSettings) -> None:
         raise NsqError(f"{needed_packages(given.places, spark_home())}, {given.python_places}")
@@ -292,14 +292,14 @@ def paths(listing: Listing) -> list[str]:
     return [file.place.name for file in listing.files([].append).values()]
 
 
-def test_only_directories_that_changed_or_did_so_just_now_are_read(
+def test_only_recently_changed_directories_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scanned: list[Path] = []
     scandir = os.scandir
     monkeypatch.setattr(archive_files.os, "scandir", lambda at: scanned.append(at) or scandir(at))
     write_archive(tmp_path / "a.log.gz", [MESSAGE])
-    os.utime(tmp_path, (time.time() - 60,) * 2)  # nothing has changed for a minute
+    os.utime(tmp_path, (time.time() - 60,) * 2)  # unchanged for a minute
     listing = listing_of(tmp_path)
 
     assert paths(listing) == ["a.log.gz"]
@@ -315,18 +315,18 @@ def test_only_directories_that_changed_or_did_so_just_now_are_read(
         change()
         assert paths(listing) == ["b.log.gz"]
     assert set(listing._folders) == {tmp_path}
-    os.utime(tmp_path, (time.time() + 60,) * 2)  # just now, also for a listing that is late
+    os.utime(tmp_path, (time.time() + 60,) * 2)  # a recent change even if the listing is late
     assert paths(listing) == ["b.log.gz"]
     changed_ns = tmp_path.stat().st_mtime_ns
     (tmp_path / "c.log").touch()
-    os.utime(tmp_path, ns=(changed_ns, changed_ns))  # within the clock's grain
+    os.utime(tmp_path, ns=(changed_ns, changed_ns))  # within the granularity of the clock
     assert paths(listing) == ["b.log.gz", "c.log"]
 
 
-def test_no_link_in_an_archive_is_followed_and_each_is_named(
+def test_links_in_an_archive_are_reported_and_not_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may lead to what only the reader may read, or to all of the disk."""
+    """A link may lead to files that only the reader may read, or to the whole disk."""
     root, other = tmp_path / "root", tmp_path / "other"
     for folder in (root / "day", root / "z", other, tmp_path / "b"):
         write_archive(folder / "x.log.gz", [MESSAGE], is_finished=False)
@@ -344,22 +344,22 @@ def test_no_link_in_an_archive_is_followed_and_each_is_named(
     expected = [root / name / "x.log.gz" for name in ("day", "z")]
 
     for step in ("in progress", "finished"):
-        told: list[ArchiveDamage] = []
-        listed = listing_of(root).files(told.append).values()
+        damages: list[ArchiveDamage] = []
+        listed = listing_of(root).files(damages.append).values()
         assert [Path(file.shown) for file in listed] == expected
-        found = [each.path.resolve() for each in find_archives([tmp_path / "given"])]
-        assert sorted(map(owner_of, found) if step == "in progress" else found) == expected
-        assert not told
+        archives = [archive.path.resolve() for archive in find_archives([tmp_path / "given"])]
+        assert sorted(map(owner_of, archives) if step == "in progress" else archives) == expected
+        assert not damages
         if step == "in progress":  # what an archiver writes it may finish
-            own = [root / name / "x.log.gz" for name in ("a-other", "b")]
+            recovered = [root / name / "x.log.gz" for name in ("a-other", "b")]
             (root / "root").unlink()
-            assert sorted(recover(Directories(root, root))) == [*own, *expected]
+            assert sorted(recover(Directories(root, root))) == [*recovered, *expected]
     assert f"{root / 'a-other'} is a link, which is not followed (and" in caplog.text
-    with open_to_read(root / "x.log") as file:  # as one that is named
+    with open_to_read(root / "x.log") as file:  # as for a file that the user names
         assert file.read() == b"password\n"
 
 
-def test_what_is_being_finished_is_there_once_and_another_in_its_place_noticed(
+def test_a_file_that_is_being_finished_is_listed_once_and_its_replacement_noticed(
     tmp_path: Path,
 ) -> None:
     listing = listing_of(tmp_path)
@@ -376,7 +376,8 @@ def test_what_is_being_finished_is_there_once_and_another_in_its_place_noticed(
     elsewhere.mkdir()
     second = Writer(elsewhere)
     other = second.write([MESSAGE, MESSAGE], name="a.log.gz")
-    part_of(path).write_bytes(part_of(other).read_bytes())  # the same inode, as it may happen
+    # The replacement may have the same inode.
+    part_of(path).write_bytes(part_of(other).read_bytes())
     index_of(path).write_bytes(index_of(other).read_bytes())
     assert part_of(path).stat().st_ino == inode
 
@@ -387,11 +388,13 @@ def test_what_is_being_finished_is_there_once_and_another_in_its_place_noticed(
     assert [member.messages for member in file.members()] == [2]
 
 
-def test_what_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_directory_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "a.log").touch()
     locked = tmp_path / "locked"
-    for folder in (locked, tmp_path / "lost+found"):  # which is of fsck, and left out
+    for folder in (locked, tmp_path / "lost+found"):  # lost+found belongs to fsck and is ignored
         folder.mkdir()
     scandir = os.scandir
 
@@ -401,11 +404,11 @@ def test_what_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         return scandir(path)
 
     monkeypatch.setattr(archive_files.os, "scandir", refuse)
-    told: list[ArchiveDamage] = []
+    damages: list[ArchiveDamage] = []
 
-    [file] = listing_of(tmp_path).files(told.append).values()
+    [file] = listing_of(tmp_path).files(damages.append).values()
     assert file.place.name == "a.log"
-    assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
+    assert set(damages) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
 
 
 def test_other_topics_and_times_are_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,10 +424,13 @@ def test_other_topics_and_times_are_unread(tmp_path: Path, monkeypatch: pytest.M
 
     [partition] = plan_batch(settings)
 
-    [wanted] = partition
-    assert (wanted.shown, len(wanted.members)) == (str(tmp_path / "topic=clicks" / "3.gz"), 1)
+    [file_range] = partition
+    assert (file_range.shown, len(file_range.members)) == (
+        str(tmp_path / "topic=clicks" / "3.gz"),
+        1,
+    )
     assert sum(len(call.args[0]) > 1000 for call in noted.call_args_list) == 1
 
     grown = tmp_path / "topic=clicks" / "0.gz"
-    grown.write_bytes(2 * grown.read_bytes())  # after its total
-    assert [len(each) for each in plan_batch(settings)] == [2]
+    grown.write_bytes(2 * grown.read_bytes())  # more than its index has
+    assert [len(partition) for partition in plan_batch(settings)] == [2]

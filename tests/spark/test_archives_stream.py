@@ -1,4 +1,4 @@
-"""A stream over an archive that is being written, without Spark: everything once, in any order."""
+"""A stream over an archive that is being written, without Spark: each message is read once."""
 
 import gzip
 import json
@@ -62,11 +62,11 @@ def through_json(offset: Offset) -> Offset:
 def drain(
     stream: ArchiveStream, start: Offset, limits: BatchLimits = ALL
 ) -> tuple[list[int], Offset]:
-    found: list[int] = []
+    numbers: list[int] = []
     while (end := through_json(stream.latest(start, limits))) != start:
-        found += bodies(stream.plan(start, end))
+        numbers += bodies(stream.plan(start, end))
         start = end
-    return found, start
+    return numbers, start
 
 
 KINDS = ("batch", "batch planned twice", "new reader", "available now")
@@ -93,7 +93,7 @@ def test_every_message_is_read_once_whatever_happens(what: list[tuple[str, int, 
         ]
         open_writers: set[int] = set()
         written: list[int] = []
-        found: list[int] = []
+        received: list[int] = []
 
         def reader() -> ArchiveStream:
             return stream_of(output, read={"work_dir": work})
@@ -101,10 +101,10 @@ def test_every_message_is_read_once_whatever_happens(what: list[tuple[str, int, 
         stream, offset = reader(), Offset(is_start=True)
         for event, number, count in what:
             if event == "write":
-                some = messages(len(written), len(written) + count)
-                writers[number].write(some)
+                sent = messages(len(written), len(written) + count)
+                writers[number].write(sent)
                 open_writers.add(number)
-                written += [int(message.body) for message in some]
+                written += [int(message.body) for message in sent]
             elif event == "finish" and number in open_writers:
                 writers[number].finish()
                 open_writers.remove(number)
@@ -112,13 +112,13 @@ def test_every_message_is_read_once_whatever_happens(what: list[tuple[str, int, 
                 end = through_json(stream.latest(offset, BatchLimits(rows=number)))
                 read = bodies(stream.plan(offset, end))
                 if event == "batch planned twice":
-                    for each in sorted(open_writers):
-                        writers[each].finish()
+                    for writer in sorted(open_writers):
+                        writers[writer].finish()
                     open_writers.clear()
                     stream = reader()
                     assert sorted(bodies(stream.plan(offset, end))) == sorted(read)
                 assert len(read) <= max(number, 5)
-                found += read
+                received += read
                 offset = end
             elif event == "new reader":
                 stream = reader()
@@ -130,14 +130,14 @@ def test_every_message_is_read_once_whatever_happens(what: list[tuple[str, int, 
                 open_writers.add(0)
                 written.append(already)
                 more, offset = drain(bounded, offset, BatchLimits(rows=number))
-                found += more
-                assert sorted(found) == written[:-1]
+                received += more
+                assert sorted(received) == written[:-1]
         more, offset = drain(stream, offset)
 
-        assert sorted(found + more) == written
+        assert sorted(received + more) == written
 
 
-def test_latest_starts_after_what_is_there_even_when_planned_again(tmp_path: Path) -> None:
+def test_latest_starts_after_existing_messages_even_when_planned_again(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(messages(0, 10))
     first, again = (stream_of(tmp_path, starting_offsets="latest") for _ in range(2))
@@ -151,7 +151,7 @@ def test_latest_starts_after_what_is_there_even_when_planned_again(tmp_path: Pat
     assert drain(again, end)[0] == list(range(15, 20))
 
 
-def test_a_stream_starts_at_a_time_or_at_an_offset_and_refuses_another(tmp_path: Path) -> None:
+def test_a_stream_starts_at_a_time_or_an_offset_and_refuses_an_invalid_one(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(messages(0, 10))
     end = stream_of(tmp_path).latest(Offset(is_start=True), ALL)
@@ -161,7 +161,7 @@ def test_a_stream_starts_at_a_time_or_at_an_offset_and_refuses_another(tmp_path:
 
     for begin, starting in (
         (10, {"starting_offsets": json.dumps(end.encode())}),
-        (20, {"starting_timestamp_ns": BASE_NS + 25}),  # whole members are left out
+        (20, {"starting_timestamp_ns": BASE_NS + 25}),  # Only complete members are left out.
     ):
         stream = stream_of(tmp_path, **starting)
         assert drain(stream, stream.initial())[0] == list(range(begin, 40))
@@ -172,7 +172,7 @@ def test_a_stream_starts_at_a_time_or_at_an_offset_and_refuses_another(tmp_path:
         stream_of(tmp_path / "none").latest(Offset(), ALL)
 
 
-def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path) -> None:
+def test_limits_are_exact_to_the_member_and_the_oldest_are_read_first(tmp_path: Path) -> None:
     one, other = Writer(tmp_path, topic="a"), Writer(tmp_path, topic="b")
     one.write(messages(0, 5), messages(10, 15))
     other.write(messages(5, 10), messages(15, 20))
@@ -193,17 +193,17 @@ def test_limits_are_exact_to_the_member_and_the_oldest_come_first(tmp_path: Path
     assert bodies(stream.plan(start, some_bytes)) == list(range(5))
 
 
-def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_read_once_when_finished(tmp_path: Path) -> None:
     write_archive(tmp_path / "old.log.gz", messages(0, 10), messages(10, 20))
     in_progress = write_archive(tmp_path / "now.log.gz", messages(20, 30), is_finished=False)
     stream = stream_of(tmp_path)
-    found, offset = drain(stream, stream.initial(), BatchLimits(rows=1))
+    first, offset = drain(stream, stream.initial(), BatchLimits(rows=1))
     part_of(in_progress).rename(in_progress)
     more, offset = drain(stream, offset)
 
-    assert (found, more) == (list(range(20)), list(range(20, 30)))
+    assert (first, more) == (list(range(20)), list(range(20, 30)))
     assert list(offset.files) == ["now.log.gz", "old.log.gz"]
-    limits = BatchLimits(rows=sum(offset.files.values()))  # a row has a byte at least
+    limits = BatchLimits(rows=sum(offset.files.values()))  # A row has at least one byte.
     assert stream.latest(stream.initial(), limits).files == offset.files
 
 
@@ -231,16 +231,16 @@ def test_a_file_whose_index_is_copied_after_it_is_read_once(tmp_path: Path) -> N
 def test_a_file_that_vanishes_after_a_pattern_matched_it_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [str(tmp_path / "gone.gz"), str(write_archive(tmp_path / "a.gz", messages(0, 5)))]
-    monkeypatch.setattr("glob.glob", lambda pattern: found)
+    paths = [str(tmp_path / "gone.gz"), str(write_archive(tmp_path / "a.gz", messages(0, 5)))]
+    monkeypatch.setattr("glob.glob", lambda pattern: paths)
     stream = stream_of(tmp_path / "*.gz")
     assert drain(stream, stream.initial())[0] == list(range(5))
 
 
-def test_a_file_that_was_empty_for_long_is_read_as_what_it_becomes(tmp_path: Path) -> None:
+def test_a_file_that_was_empty_for_long_is_read_when_it_has_content(tmp_path: Path) -> None:
     path = tmp_path / "later.jsonl.gz"
     path.touch()
-    os.utime(tmp_path, (0, 0))  # the directory is relied on
+    os.utime(tmp_path, (0, 0))  # so that the directory counts as unchanged
     stream = stream_of(tmp_path)
     offset = stream.latest(stream.initial(), ALL)
     path.write_bytes(gzip.compress(encode_many("clicks", "nsqd:4150", messages(0, 5))))
@@ -248,23 +248,23 @@ def test_a_file_that_was_empty_for_long_is_read_as_what_it_becomes(tmp_path: Pat
     assert drain(stream, offset)[0] == list(range(5))
 
 
-def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
+def test_growth_of_a_file_after_it_was_read_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "bodies.log"
     path.write_bytes(b"1\n2\n")
     reports = tmp_path.parent / "reports"
     stream = stream_of(tmp_path, read={"raw": True, "damage_path": LocalPlace(reports)})
-    found, offset = drain(stream, stream.initial())
+    first, offset = drain(stream, stream.initial())
     path.write_bytes(b"1\n2\n3\n")
 
-    assert (found, drain(stream, offset)[0]) == ([1, 2], [])
+    assert (first, drain(stream, offset)[0]) == ([1, 2], [])
     (damage,) = read_damage(LocalPlace(reports))
     assert damage[:2] == (str(path), 4)
     assert "it has 6 bytes, and had 4 when it was read" in damage.problem
 
 
 def gone(path: Path) -> None:
-    for each in (part_of(path), index_of(path)):
-        each.unlink()
+    for file in (part_of(path), index_of(path)):
+        file.unlink()
 
 
 def another_index(path: Path) -> None:
@@ -280,7 +280,9 @@ def another_index(path: Path) -> None:
         (another_index, "has no member that ends at byte"),
     ],
 )
-def test_gone_data_is_named(tmp_path: Path, damage: Callable[[Path], None], complaint: str) -> None:
+def test_missing_data_is_named(
+    tmp_path: Path, damage: Callable[[Path], None], complaint: str
+) -> None:
     path = Writer(tmp_path).write(messages(0, 5), messages(5, 10))
     stream = stream_of(tmp_path)
     _, offset = drain(stream, stream.initial())
@@ -290,7 +292,7 @@ def test_gone_data_is_named(tmp_path: Path, damage: Callable[[Path], None], comp
         stream.latest(offset, ALL)
 
 
-def test_a_stream_may_pass_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_may_skip_missing_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer(tmp_path)
     path = writer.write(messages(0, 5))
     stream = stream_of(tmp_path, fail_on_data_loss=False)
@@ -301,13 +303,13 @@ def test_a_stream_may_pass_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptur
     Writer(tmp_path, topic="other").write(messages(10, 15))
 
     assert bodies(stream.plan(start, end)) == []
-    found, offset = drain(stream, end)
-    assert found == list(range(10, 15))
+    remaining, offset = drain(stream, end)
+    assert remaining == list(range(10, 15))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert drain(stream, offset)[0] == []
 
 
-def test_a_file_deleted_before_it_was_read_fails_the_stream_and_a_number_never_seen_is_reported(
+def test_a_file_deleted_before_it_was_read_fails_the_stream_or_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files, writer, one_file = [], Writer(tmp_path), BatchLimits(files=1)
@@ -321,43 +323,45 @@ def test_a_file_deleted_before_it_was_read_fails_the_stream_and_a_number_never_s
             index_of(path).unlink()
 
     delete(3)
-    found, _ = drain(stream_of(tmp_path), Offset(is_start=True), one_file)
-    assert found == [*range(10), *range(15, 35)]
+    received, _ = drain(stream_of(tmp_path), Offset(is_start=True), one_file)
+    assert received == [*range(10), *range(15, 35)]
     [record] = caplog.records
     assert "file 3 of writer" in record.getMessage()
     assert "deleted before this stream saw it, or never written" in record.getMessage()
 
     offset = through_json(stream_of(tmp_path).latest(Offset(is_start=True), one_file))
-    delete(1, 5, 6)  # the first one was read
+    delete(1, 5, 6)  # The first file was read.
     with pytest.raises(NsqError, match=r"file 5-6 of writer [0-9a-f]{32} was deleted before it"):
         stream_of(tmp_path).latest(offset, one_file)
     caplog.clear()
-    found, end = drain(stream_of(tmp_path, fail_on_data_loss=False), offset)
+    received, end = drain(stream_of(tmp_path, fail_on_data_loss=False), offset)
 
-    assert (found, end.unread) == ([*range(5, 10), *range(15, 20), *range(30, 35)], frozenset())
+    assert (received, end.unread) == ([*range(5, 10), *range(15, 20), *range(30, 35)], frozenset())
     assert caplog.text.count("file 5-6 of writer") == 1
 
 
-def test_a_file_on_its_way_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_being_moved_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = Writer(tmp_path)
     path = writer.write(messages(0, 5))
     away = tmp_path.parent / "away"
     away.mkdir()
     stream = stream_of(tmp_path)
     _, offset = drain(stream, stream.initial())
-    for each in (part_of(path), index_of(path)):
-        shutil.move(each, away)
+    for file in (part_of(path), index_of(path)):
+        shutil.move(file, away)
 
     def bring_back(seconds: float) -> None:
-        for each in list(away.iterdir()):
-            shutil.move(each, tmp_path)
+        for file in list(away.iterdir()):
+            shutil.move(file, tmp_path)
 
     monkeypatch.setattr(archive_stream, "sleep", bring_back)
 
     assert stream.latest(offset, ALL) == offset
 
 
-def test_the_lag_is_what_follows_the_offset_as_of_the_last_look(tmp_path: Path) -> None:
+def test_the_lag_counts_rows_after_the_offset_as_of_the_last_listing(tmp_path: Path) -> None:
     Writer(tmp_path).write(messages(0, 10), messages(10, 20))
     stream = stream_of(tmp_path)
     offset = stream.latest(Offset(is_start=True), BatchLimits(rows=10))
@@ -370,7 +374,7 @@ def test_the_lag_is_what_follows_the_offset_as_of_the_last_look(tmp_path: Path) 
     assert stream.lag() == {"rows_behind": 0, "bytes_behind": 0, "seconds_behind": 0}
 
 
-def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path) -> None:
+def test_other_topics_and_times_are_skipped_also_by_offsets(tmp_path: Path) -> None:
     Writer(tmp_path, topic="a").write(messages(0, 10), messages(10, 20))
     Writer(tmp_path, topic="b").write(messages(100, 110))
     read = {"topics": frozenset({"a"}), "within": TimeRange(BASE_NS + 5, BASE_NS + 12)}
@@ -382,9 +386,9 @@ def test_topics_and_times_are_left_out_and_offsets_pass_over_them(tmp_path: Path
     assert stream.latest(end, ALL) == end
 
 
-def test_a_checkpoint_takes_the_same_or_a_narrower_time_and_no_wider_one(tmp_path: Path) -> None:
+def test_a_checkpoint_accepts_the_same_or_a_narrower_time_range(tmp_path: Path) -> None:
     def stream(since: int | None, until: int | None = None) -> ArchiveStream:
-        bounds = (None if each is None else BASE_NS + each for each in (since, until))
+        bounds = (None if seconds is None else BASE_NS + seconds for seconds in (since, until))
         return stream_of(tmp_path, read={"within": TimeRange(*bounds)})
 
     offset = Offset(is_start=True)
@@ -398,39 +402,39 @@ def test_a_checkpoint_takes_the_same_or_a_narrower_time_and_no_wider_one(tmp_pat
             stream(wider, 12).latest(offset, ALL)
     with pytest.raises(ConfigurationError, match="option until was"):
         stream(6, 13).latest(offset, ALL)
-    for bounds in ((None, 12), (6, None)):  # a time is said that is taken
+    for bounds in ((None, 12), (6, None)):  # The message has a time that is accepted.
         with pytest.raises(ConfigurationError) as caught:
             stream(*bounds).latest(offset, ALL)
-        said = parse_time(str(caught.value).split()[3], now_ns=0) - BASE_NS
-        stream(bounds[0] or said, 12 if bounds[1] else said).latest(offset, ALL)
+        suggested = parse_time(str(caught.value).split()[3], now_ns=0) - BASE_NS
+        stream(bounds[0] or suggested, 12 if bounds[1] else suggested).latest(offset, ALL)
 
 
-def test_an_index_taken_back_is_followed_and_a_file_read_to_its_end_leaves_the_offset(
+def test_a_truncated_index_is_followed_and_a_file_read_to_its_end_is_forgotten(
     tmp_path: Path,
 ) -> None:
     writer = Writer(tmp_path)
     path = writer.write(messages(0, 5))
     stream = stream_of(tmp_path)
     _, offset = drain(stream, stream.initial())
-    whole = index_of(path).read_bytes()
+    content = index_of(path).read_bytes()
     position = part_of(path).stat().st_size
     with index_of(path).open("ab") as index:
-        index.write(b"%d 9 1 0 0\n" % position)  # its flush fails, and it is taken back
+        index.write(b"%d 9 1 0 0\n" % position)  # Its flush fails, and the line is removed again.
     stream.latest(offset, ALL)
-    index_of(path).write_bytes(whole)
+    index_of(path).write_bytes(content)
     writer.write(messages(5, 10))
-    found, offset = drain(stream, offset)
-    assert (found, bool(offset.under_way)) == (list(range(5, 10)), True)
+    numbers, offset = drain(stream, offset)
+    assert (numbers, bool(offset.under_way)) == (list(range(5, 10)), True)
     writer.finish()
 
-    found, offset = drain(stream, offset)
+    numbers, offset = drain(stream, offset)
 
-    assert found == []
+    assert numbers == []
     assert offset.encode()["writers"] == {writer.writer: {"read": "1", "under_way": {}}}
-    assert not stream._names  # a stream may see files for years
+    assert not stream._names  # A stream may run for years.
 
 
-def test_a_batch_waits_for_enough_rows_but_not_for_ever(
+def test_a_batch_waits_for_enough_rows_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -460,7 +464,7 @@ heads = st.builds(Head, st.sampled_from([WRITER, OTHER]), st.integers(1, 60))
 
 @given(some=numbers, before=numbers)
 def test_spans_hold_exactly_their_numbers(some: set[int], before: set[int]) -> None:
-    spans, earlier = (unite((number, number) for number in each) for each in (some, before))
+    spans, earlier = (unite((number, number) for number in numbers) for numbers in (some, before))
 
     assert {number for number in range(62) if has_number(spans, number)} == some
     assert parse_spans(format_spans(spans)) == spans
@@ -468,7 +472,9 @@ def test_spans_hold_exactly_their_numbers(some: set[int], before: set[int]) -> N
 
 
 @given(read=st.sets(heads), under_way=st.dictionaries(heads, st.integers(1)), started=st.booleans())
-def test_an_offset_is_read_back(read: set[Head], under_way: dict[Head, int], started: bool) -> None:
+def test_an_offset_survives_a_round_trip(
+    read: set[Head], under_way: dict[Head, int], started: bool
+) -> None:
     offset = Offset({}, under_way, {"old.log": 7}, is_start=started).with_read(read)
 
     decoded = decode_offset(json.loads(json.dumps(offset.encode())))
@@ -479,7 +485,7 @@ def test_an_offset_is_read_back(read: set[Head], under_way: dict[Head, int], sta
     assert set(decoded.under_way) == set(under_way) - read
 
 
-def test_ten_thousand_files_stay_small() -> None:
+def test_an_offset_of_ten_thousand_files_is_small() -> None:
     files = {f"host/clicks.2026-11-21_{n:05}.log.gz": 4000 + n * 7919 % 5000 for n in range(10_000)}
     numbered = Offset().with_read([Head(WRITER, number) for number in range(1, 10_001)])
     assert numbered.encode() == {
@@ -494,19 +500,19 @@ def test_ten_thousand_files_stay_small() -> None:
     assert json.dumps(decode_offset(json.loads(text)).encode()) == text
 
 
-WRITERS = [{}, *({"read": each, "under_way": {}} for each in ("9-1", "1-5,4"))]
+WRITERS = [{}, *({"read": spans, "under_way": {}} for spans in ("9-1", "1-5,4"))]
 WRITERS += [{"read": "", "under_way": {"x": 1}}]
 
 
 NO_OFFSETS: list[Any] = [{}, [], None, {"version": 1}]
-NO_OFFSETS += ({"version": 1, "writers": {WRITER: each}} for each in WRITERS)
+NO_OFFSETS += ({"version": 1, "writers": {WRITER: writer}} for writer in WRITERS)
 NO_OFFSETS += (
-    {"version": 2, "writers": {}, "packed_files": each} for each in ("", "AAA!", "AAAA", 7)
+    {"version": 2, "writers": {}, "packed_files": packed} for packed in ("", "AAA!", "AAAA", 7)
 )
 
 
 @pytest.mark.parametrize("document", NO_OFFSETS)
-def test_what_is_no_offset_is_refused(document: Any) -> None:
+def test_an_invalid_offset_is_refused(document: Any) -> None:
     with pytest.raises(ConfigurationError, match="is not an offset"):
         decode_offset(document)
     with pytest.raises(ConfigurationError, match="version 3, this program knows 2"):

@@ -1,9 +1,9 @@
-"""The commands on a cluster of Spark, whose executors are processes of their own.
+"""The commands on a Spark cluster, whose executors are separate processes.
 
-What local mode hides shows here: tasks run in other processes than the driver, which get only what
-was pickled, find nsqtools by themselves, and share nothing with the driver but a directory, or a
-bucket. With a bucket, with little memory, and while executors are killed they run with ``-m slow``:
-they need the jars for object stores and Delta, 690 MB, or minutes.
+These tests show what local mode hides: tasks run in other processes than the driver. They receive
+only pickled data, must find nsqtools themselves, and share only a directory or a bucket with the
+driver. The tests with a bucket, little memory or killed executors run with ``-m slow``, as they
+need the jars for object stores and Delta (690 MB), or minutes.
 """
 
 import json
@@ -43,14 +43,14 @@ def messages(padding: int) -> list[WireMessage]:
 
 def write_files(directory: Path, padding: int = 0) -> Path:
     directory.mkdir()
-    found = messages(padding)
-    members = [found[n : n + PER_MEMBER] for n in range(0, len(found), PER_MEMBER)]
+    all_messages = messages(padding)
+    members = [all_messages[n : n + PER_MEMBER] for n in range(0, len(all_messages), PER_MEMBER)]
     for n in range(FILES):
         write_archive(directory / f"clicks-{n}.gz", *members[n * MEMBERS : (n + 1) * MEMBERS])
     return directory
 
 
-def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_doctor_sees(
+def test_an_archive_is_compacted_and_replayed_on_workers_that_the_doctor_checks(
     small_cluster: SparkCluster, spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path
 ) -> None:
     archive, output = write_files(tmp_path / "archive"), tmp_path / "parquet"
@@ -62,10 +62,10 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
         driver.run(*ingest)
         driver.run("replay", output, "--nsqd-tcp-address", nsqd.tcp_address)
 
-    found = {each["check"]: each["state"] for each in json.loads(checked.out)}
-    assert found.pop("java") in ("ok", "warning")  # which depends on its age
+    states = {check["check"]: check["state"] for check in json.loads(checked.out)}
+    assert states.pop("java") in ("ok", "warning")  # depends on the age of the Java
     names = ("python", "nsqtools", "pyspark", "pyarrow", "session", "executors")
-    assert found == dict.fromkeys(names, "ok")
+    assert states == dict.fromkeys(names, "ok")
     tables = [parquet.read_table(path) for path in output.rglob("*.parquet")]
     rows = [row for table in tables for row in table.to_pylist()]
     assert sorted(row["body_bytes"] or row["body"].encode() for row in rows) == expected
@@ -74,7 +74,7 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
-def test_a_bucket_is_all_that_driver_and_executors_share(
+def test_driver_and_executors_share_only_a_bucket(
     spark_cluster: SparkCluster,
     spark_env: dict[str, str],
     bucket: Bucket,
@@ -82,7 +82,7 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
     tmp_path: Path,
     format: str,
 ) -> None:
-    """Archive to lake to report to nsqd; the executors have no credentials but the session's."""
+    """From archive to lake, report and nsqd; executors have only the credentials of the session."""
     archive, lake = f"{bucket.url}/archive", f"{bucket.url}/lake"
     for path in write_files(tmp_path / "archive", PADDING).iterdir():
         bucket.storage.put_file(f"archive/{path.name}", path)
@@ -91,8 +91,8 @@ def test_a_bucket_is_all_that_driver_and_executors_share(
 
     with SparkDriver(spark_cluster, spark_env | keys, tmp_path, (archive, lake)) as driver:
         compact = ("compact", archive, "-o", lake, "--open-days", "--format", format)
-        made = driver.run(*compact, "--delete-archives", "--yes")
-        assert "4 archives deleted" in made.err
+        result = driver.run(*compact, "--delete-archives", "--yes")
+        assert "4 archives deleted" in result.err
         assert not [name for name in bucket.names() if name.startswith("archive/")]
         report = driver.run("report", lake, "--json")
         driver.run("replay", lake, "--nsqd-tcp-address", nsqd.tcp_address)
@@ -131,13 +131,13 @@ def test_executors_of_512_mb_compact_an_archive_of_2_gb(
     with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
         driver.begin("compact", archive, "-o", lake, "--open-days", "--json")
         while not driver.has_ended:
-            for each in descendants(driver.pid):
-                peaks[each.pid] = max(peaks.get(each.pid, 0), peak_bytes(each.pid))
+            for process in descendants(driver.pid):
+                peaks[process.pid] = max(peaks.get(process.pid, 0), peak_bytes(process.pid))
             time.sleep(1)
-        made = driver.end()
+        result = driver.end()
         report = driver.run("report", lake, "--json")
 
-    assert made.status == 0, made.err
+    assert result.status == 0, result.err
     [total] = json.loads(report.out)["topics"]
     assert (total["messages"], total["bytes"]) == (count, count * BODY_BYTES)
     assert (total["duplicates"], "Lost executor" in driver.log.read_text()) == (0, False)
@@ -149,8 +149,9 @@ def test_executors_of_512_mb_compact_an_archive_of_2_gb(
 def test_compaction_while_executors_are_killed(
     small_cluster: SparkCluster, spark_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """One of them when tasks run, and all when something is staged, so that also what finished
-    tasks had kept for others is gone: Spark starts others, nothing is lost or doubled."""
+    """Kill one executor while tasks run, and all when files are staged, so that the output that
+    finished tasks kept for others is lost as well. Spark starts new executors, and no message is
+    lost or duplicated."""
     archive, output = tmp_path / "archive", tmp_path / "out"
     padding = random.Random(1).randbytes(1 << 16).hex().encode()
 
@@ -159,7 +160,7 @@ def test_compaction_while_executors_are_killed(
         return WireMessage(BEGIN_NS + n * 1000, 1, b"%016x" % n, body)
 
     for first in range(0, KILLED * PER_FILE, PER_FILE):  # of one day and topic
-        again = [message(n) for n in range(max(0, first - AGAIN), first)]  # are in the one before
+        again = [message(n) for n in range(max(0, first - AGAIN), first)]  # also in the file before
         spans = (range(n, n + 1000) for n in range(first, first + PER_FILE, 1000))
         members = ([*map(message, span)] for span in spans)
         write_archive(archive / f"{first:06d}.gz", *filter(None, [again]), *members)
@@ -167,7 +168,7 @@ def test_compaction_while_executors_are_killed(
     with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
 
         def runs_tasks() -> bool:
-            return any(descendants(each, "pyspark.daemon") for each in driver.executors())
+            return any(descendants(executor, "pyspark.daemon") for executor in driver.executors())
 
         def is_staged() -> bool:
             return any(output.glob("_compaction/staging/*.parquet"))
@@ -184,7 +185,9 @@ def test_compaction_while_executors_are_killed(
         assert driver.log.read_text().count("Lost executor") >= 2
 
     files = map(parquet.ParquetFile, output.glob("topic=*/*/*.parquet"))
-    ids = Counter(int(each, 16) for file in files for each in file.read(["id"])["id"].to_pylist())
+    ids = Counter(
+        int(message_id, 16) for file in files for message_id in file.read(["id"])["id"].to_pylist()
+    )
     assert ids == dict.fromkeys(range(KILLED * PER_FILE), 1)
-    [made] = json.loads(result.out)["partitions"]
-    assert (made["rows"], made["duplicates"]) == (KILLED * PER_FILE, (KILLED - 1) * AGAIN)
+    [partition] = json.loads(result.out)["partitions"]
+    assert (partition["rows"], partition["duplicates"]) == (KILLED * PER_FILE, (KILLED - 1) * AGAIN)

@@ -1,4 +1,4 @@
-"""What Spark raises, as the one line that a user gets."""
+"""Errors of Spark as the one line that a user gets."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ from nsqtools.spark.spark_settings import SparkSettings
         ("death", "Spark failed: Python worker exited unexpectedly (crashed)", "LOG", "failed"),
     ],
 )
-def test_what_fails_in_a_worker_is_its_last_line_and_an_error_of_ours_is_itself(
+def test_an_error_in_a_worker_is_reported_in_one_line(
     spark: SparkSession,
     spark_settings: SparkSettings,
     how: str,
@@ -73,40 +73,41 @@ ValueError: no such day
 Caused by: py4j.Py4JException: Return Message: Traceback (most recent call last):"""
 
 
-def test_the_reason_is_the_last_cause_that_gives_one() -> None:
+def test_the_reason_is_that_of_the_last_cause_that_has_one() -> None:
     assert real_reason(JAVA) == "No space left on device (writing rows to file:/x)"
     assert real_reason(CLASS_NOT_FOUND) == "Failed to find"
     assert real_reason(FOREACH_BATCH) == "ValueError: no such day"
 
 
-def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_path: Path) -> None:
+def test_an_ended_jvm_is_reported_with_the_reason_in_its_log(tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     settings = SparkSettings(log_file=log)
-    gone = ConnectionRefusedError(111, "Connection refused")
+    refused = ConnectionRefusedError(111, "Connection refused")
 
     class OnlyTheJVMKnew(Exception):
         __module__ = "pyspark.errors"
 
         def __str__(self) -> str:
-            raise gone
+            raise refused
 
     begin = f"java.lang.OutOfMemoryError: of another session\n{SESSION} at noon\nall well\n"
     log.write_text(begin)
-    for error in (gone, OnlyTheJVMKnew()):
+    for error in (refused, OnlyTheJVMKnew()):
         assert str(explain(error, settings)) == "Spark's JVM ended unexpectedly"
 
     log.write_text(f"{begin}ERROR x: Application has been killed. Reason: Master removed it!\n")
-    assert str(explain(gone, settings)).endswith("unexpectedly (Master removed it)")
+    assert str(explain(refused, settings)).endswith("unexpectedly (Master removed it)")
 
     log.write_text(f"{begin}java.lang.OutOfMemoryError: Java heap space\n")
-    explained = explain(gone, settings)
+    explained = explain(refused, settings)
     assert str(explained) == "Spark ran out of memory"
     assert "--driver-memory" in explained.hint
-    with pytest.raises(ZeroDivisionError), spark_errors(settings):  # of others
+    # Other errors are not translated.
+    with pytest.raises(ZeroDivisionError), spark_errors(settings):
         _ = 1 / 0
 
 
-def test_a_machine_that_is_too_busy_for_a_worker_of_spark_is_named_as_the_reason() -> None:
+def test_a_machine_that_is_too_busy_to_start_a_worker_is_the_reason() -> None:
     error = Exception(
         "[STREAM_FAILED] Query terminated\nCaused by: java.net.SocketTimeoutException: "
         "Timed out while waiting for the Python worker to connect back"
@@ -116,10 +117,10 @@ def test_a_machine_that_is_too_busy_for_a_worker_of_spark_is_named_as_the_reason
     assert "too busy" in explained.hint
 
 
-def test_an_error_that_is_no_exception_of_java_is_reported(
+def test_a_java_error_that_is_not_an_exception_is_reported(
     spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
-    """A class whose own dependency is missing: NoClassDefFoundError, in the thread of the query."""
+    """A class without its dependency raises NoClassDefFoundError in the thread of the query."""
     setting = "spark.sql.streaming.commitProtocolClass"
     spark.conf.set(setting, "org.apache.logging.log4j.core.async.AsyncLogger")
     rows = spark.readStream.format("rate").load()

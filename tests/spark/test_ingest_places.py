@@ -1,4 +1,4 @@
-"""Output and checkpoint belong together, and nothing else is written to."""
+"""Output and checkpoint must belong together, and no other directory is written to."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def places_at(
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
-    """An output and a checkpoint of a query that has begun."""
+    """An output and a checkpoint of a query that has started."""
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
     mark_directories(SOURCE, places_at(output, checkpoint))
     (checkpoint / BEGUN).mkdir()
@@ -59,7 +59,9 @@ def refused(source: str, output: Path, checkpoint: Path, complaint: str) -> None
         mark_directories(source, places_at(output, checkpoint))
 
 
-def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
+def test_only_an_output_and_a_checkpoint_that_belong_together_are_accepted(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
     output, checkpoint = places
     new, of_others = tmp_path / "new", tmp_path / "of-others"
     of_others.mkdir()
@@ -75,17 +77,17 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
         refused(source, tmp_path / at, tmp_path / with_checkpoint, complaint)
     assert not new.exists()
 
-    output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
+    output.rename(tmp_path / "moved")  # Spark's log of the output has its path in every line.
     refused(SOURCE, tmp_path / "moved", checkpoint, f"belongs to {output}")
     refused(SOURCE, *places, "is not the output that was written")
-    mark_directories(SOURCE, places_at(output, tmp_path / "new"))  # of another checkpoint now
+    mark_directories(SOURCE, places_at(output, tmp_path / "new"))  # now of another checkpoint
     refused(SOURCE, *places, "is not the output that was written")
     (checkpoint / CHECKPOINT_MARK).write_text("{")
     with pytest.raises(OutputError, match="cannot read"):
         mark_directories(SOURCE, places_at(*places))
 
 
-def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[Path, Path]) -> None:
+def test_one_ingestion_at_a_time_removes_uncommitted_files(places: tuple[Path, Path]) -> None:
     with lock_directories(SOURCE, places_at(*places)):
         with pytest.raises(OutputError, match="another run writes to"):
             lock_directories(SOURCE, places_at(*places)).__enter__()
@@ -95,10 +97,10 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     assert not staged.exists()
 
 
-def test_an_output_of_the_sink_of_spark_is_adopted_without_files_of_no_batch(
+def test_an_output_of_sparks_own_sink_is_adopted_without_uncommitted_files(
     places: tuple[Path, Path],
 ) -> None:
-    """As 0.3 left it; the log goes when the query starts."""
+    """0.3 left such an output; its log is removed when the query starts."""
     output = places[0]
     folder = output / "topic=a" / "date=2026-09-21"
     folder.mkdir(parents=True)
@@ -106,7 +108,7 @@ def test_an_output_of_the_sink_of_spark_is_adopted_without_files_of_no_batch(
     for name in names:
         (folder / name).touch()
         (folder / f".{name}.crc").touch()
-    (folder / "web1-0123.parquet").touch()  # which landed there before the first batch
+    (folder / "web1-0123.parquet").touch()  # It landed before the first batch.
     log = output / "_spark_metadata"
     (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
     (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
@@ -118,17 +120,17 @@ def test_an_output_of_the_sink_of_spark_is_adopted_without_files_of_no_batch(
     assert len(list(folder.iterdir())) == 7
     assert json.loads((output / BEGUN_NOTE).read_text())["number"] == 3
     (folder / "part-1.parquet").touch()
-    with lock_directories(SOURCE, places_at(*places)):  # and only once
+    with lock_directories(SOURCE, places_at(*places)):  # Adoption happens only once.
         assert (folder / "part-1.parquet").exists()
     (output / BEGUN_NOTE).unlink()
-    for unreadable in ("", "v2\n{}"):  # by a power cut, say: nothing is removed then
+    for unreadable in ("", "v2\n{}"):  # After a power cut, for example, nothing is removed.
         (log / "0").write_text(unreadable)
         with pytest.raises(OutputError, match="cannot read"):
             lock_directories(SOURCE, places_at(*places)).__enter__()
     assert (folder / "part-1.parquet").exists()
 
 
-def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes_nothing(
+def test_a_run_that_lost_its_bucket_to_another_removes_nothing(
     bucket: Bucket,
 ) -> None:
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
@@ -148,13 +150,13 @@ def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes
         mark_directories(SOURCE, places_at(output, parse_place(f"{output}/checkpoint")))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
         mark_directories("the topic views, channel spark", places_at(output, checkpoint))
-    # the files of another run look like leftovers until it commits them
+    # Files of another run look like leftovers until it commits them.
     holding = lock_directories(SOURCE, places_at(output, checkpoint))
     place, _ = holding.__enter__()
     place.raise_if_lost()
     numbers = NumberedObjects(checkpoint / LOCK)
     numbers.number = numbers.latest()
-    numbers.append(b"{}")  # as a run that waited for the end of the lease
+    numbers.append(b"{}")  # as a run does that waited for the end of the lease
     put("out/_ingest/0123", b"x")
     with pytest.raises(OutputError, match="another run writes to"):
         holding.__exit__(None, None, None)
@@ -168,26 +170,26 @@ def log_entry(output: Path, name: str) -> str:
     return json.dumps({"path": f"file://{output}/topic=a/date=2026-09-21/{name}"})
 
 
-def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
+def test_files_of_an_uncommitted_first_batch_are_removed(
     places: tuple[Path, Path],
 ) -> None:
-    left = places[0] / "topic=a" / "date=2026-09-21" / "part-1.parquet"
-    left.parent.mkdir(parents=True)
-    left.touch()
-    shutil.rmtree(places[0] / "_spark_metadata")  # there is none before a batch is committed
+    leftover = places[0] / "topic=a" / "date=2026-09-21" / "part-1.parquet"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    shutil.rmtree(places[0] / "_spark_metadata")  # It does not exist before the first commit.
     committed = places[1] / COMMITS / "0"
     committed.parent.mkdir()
     committed.touch()
     with pytest.raises(ConfigurationError, match=f"{places[0]} is older than {places[1]}"):
         lock_directories(SOURCE, places_at(*places)).__enter__()
-    assert left.exists()  # the log is lost, and what counted is unknown
+    assert leftover.exists()  # The log is lost, so the committed files are unknown.
     committed.unlink()
-    begun = places[1] / BEGUN / ".0.85f8-487f.tmp"  # Spark refuses to begin beside it
+    begun = places[1] / BEGUN / ".0.85f8-487f.tmp"  # Spark refuses to start next to this file.
     shutil.rmtree(begun.parent)
     begun.parent.mkdir()
     begun.touch()
     with lock_directories(SOURCE, places_at(*places)):
-        assert not left.exists()
+        assert not leftover.exists()
         assert not begun.exists()
 
 
@@ -195,7 +197,7 @@ def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
 def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
     places: tuple[Path, Path], *, is_delta: bool
 ) -> None:
-    """Spark would skip batches that are written, though others have their numbers now."""
+    """Spark would skip new batches whose numbers the output already has."""
     output, checkpoint = places
     (checkpoint / "metadata").write_text('{"id": "query"}')
 
@@ -210,7 +212,7 @@ def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
         table = DeltaCatalog(str(output))
         table.create(BYTES.message_schema(), [])
     held = partial(lock_directories, SOURCE, places_at(*places, is_delta=is_delta))
-    for number in (0, 2):  # of a table, a batch without anything new is not there
+    for number in (0, 2):  # A table lacks batches without new rows.
         end_batch(number)
         with held():
             pass
@@ -219,14 +221,14 @@ def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
         held().__enter__()
 
 
-def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_harm(
+def test_one_of_two_concurrent_runs_gets_the_output_and_a_kill_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both saw that it was free. Two writers of one Delta table would lose commits."""
+    """Both runs found the output unused. Two writers of one Delta table would lose commits."""
     output = tmp_path / "out"
     mark_directories(SOURCE, places_at(output, tmp_path / "first"))
     with monkeypatch.context() as patch:
-        patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # it looked before
+        patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # It has already checked.
 
         with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
             mark_directories(SOURCE, places_at(output, tmp_path / "second"))
@@ -239,7 +241,7 @@ def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_
 
 
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
-    """What was ingested in the other one would be missing, for the checkpoint is beyond it."""
+    """Rows in the other format would be missing, as the checkpoint has passed them."""
     with pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"):
         lock_directories(SOURCE, places_at(*places, is_delta=True)).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
@@ -250,29 +252,31 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
         lock_directories(SOURCE, places_at(table, checkpoint)).__enter__()
 
 
-def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
+def test_counts_and_problems_are_reported_at_the_start_and_with_each_batch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = {"rows": 3, "body_bytes": 9, "misfits": 0, "newest_ns": 1}
     batch: dict[str, Any] = {"batchId": 0, "observedMetrics": {"ingest": seen}}
     batch["sources"] = [{"latestOffset": None}]
     idle = batch | {"observedMetrics": {}, "sources": [{"latestOffset": '{"problem": "full"}'}]}
-    some = [[idle, batch], [batch, idle], [batch, idle], [batch]]  # the last one first
+    progress = [[idle, batch], [batch, idle], [batch, idle], [batch]]  # the last one first
     batch["durationMs"] = {"addBatch": 1, "triggerExecution": 1000}
     active = [False, True, True, True]
 
     class Query:
         isActive = property(lambda self: active.pop())
-        recentProgress = property(lambda self: some.pop())
+        recentProgress = property(lambda self: progress.pop())
         awaitTermination = staticmethod(lambda: None)
 
     monkeypatch.setattr(ingestion, "POLL_S", 0.0)
     query: Any = Query()
-    told: list[int] = []
-    shown: list[int] = []
-    tell, show = (lambda counts, rows=rows: rows.append(counts.rows) for rows in (told, shown))
+    batch_rows: list[int] = []
+    poll_rows: list[int] = []
+    on_batch, on_poll = (
+        lambda counts, rows=rows: rows.append(counts.rows) for rows in (batch_rows, poll_rows)
+    )
     source, places = IngestSource(SOURCE, "nsq", {}), places_at(Path("out"), Path("checkpoint"))
-    IngestRun(source, places, on_batch=tell, on_poll=show).follow(query)
+    IngestRun(source, places, on_batch=on_batch, on_poll=on_poll).follow(query)
 
-    assert (told, shown) == ([0, 3], [3, 3, 3, 3])
+    assert (batch_rows, poll_rows) == ([0, 3], [3, 3, 3, 3])
     assert caplog.messages == ["full: messages stay in NSQ", "messages are taken again"]

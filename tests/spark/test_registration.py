@@ -1,6 +1,6 @@
 """The formats in any session: registered or not, on Spark Connect, and with an older PySpark.
 
-The last is slow, because it installs one: 450 MB. Managed platforms have such a PySpark.
+The test of an older PySpark, as managed platforms have it, is slow: it installs 450 MB.
 """
 
 import json
@@ -24,7 +24,9 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.java import find_java, java_home
 
 
-def test_registering_twice_is_fine_and_sql_knows_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_registering_twice_is_harmless_and_sql_can_use_the_format(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
     nsqtools.spark.register(spark)
     nsqtools.spark.register(spark)
@@ -40,7 +42,7 @@ def test_registering_twice_is_fine_and_sql_knows_it(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.parametrize("source", ["exit 1", 'exec "$NSQ_PYTHON" -S "$@"'])
-def test_a_worker_without_nsqtools_is_refused_with_the_remedy(
+def test_a_worker_without_nsqtools_is_refused_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setenv("NSQ_PYTHON", sys.executable)
@@ -58,12 +60,12 @@ def test_a_worker_without_nsqtools_is_refused_with_the_remedy(
     assert caught.value.hint.startswith(f"Set PYSPARK_PYTHON={sys.executable} before")
 
 
-def test_a_worker_that_runs_this_python_or_cannot_be_tried_is_taken() -> None:
+def test_a_worker_that_runs_this_python_or_cannot_be_checked_is_accepted() -> None:
     spark = MagicMock()
     for worker in (sys.executable, "no-such-python"):
         spark.sparkContext.pythonExec = worker
         nsqtools.spark.register(spark)
-    # a session of Spark Connect has no context to ask
+    # A Spark Connect session has no context.
     type(spark).sparkContext = PropertyMock(side_effect=RuntimeError)
     nsqtools.spark.register(spark)
 
@@ -86,23 +88,23 @@ def run(*command: object, env: dict[str, str]) -> subprocess.CompletedProcess[st
 
 
 def printed(program: str, *arguments: object, env: dict[str, str], tmp_path: Path) -> list[str]:
-    """The lines that a program of the user's prints."""
+    """The lines that a program of a user prints."""
     java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
-    own = {"PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)}
-    done = run(sys.executable, "-c", program, *arguments, env=env | own)
+    environment = {"PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)}
+    done = run(sys.executable, "-c", program, *arguments, env=env | environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_a_plain_pyspark_finds_them_by_itself(spark_env: dict[str, str], tmp_path: Path) -> None:
+def test_a_plain_pyspark_finds_the_formats(spark_env: dict[str, str], tmp_path: Path) -> None:
     write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
-    # the modules are beside the installed package, or in a checkout below it
+    # The modules are next to the installed package, or below it in a checkout.
     modules = Path(nsqtools.__file__).parent / "spark" / "top_level"
     path = {"PYTHONPATH": f"{modules}{os.pathsep}{spark_env['PYTHONPATH']}"}
 
-    found = printed(PLAIN_PYSPARK, tmp_path, env=spark_env | path, tmp_path=tmp_path)
+    lines = printed(PLAIN_PYSPARK, tmp_path, env=spark_env | path, tmp_path=tmp_path)
 
-    assert found == ["1", "9 7"]
+    assert lines == ["1", "9 7"]
 
 
 CONNECT = """
@@ -128,8 +130,10 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_spark_connect_has_all_of_it(spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path) -> None:
-    """There they run on the server, and the client has no JVM. Needs ``pyspark[connect]``."""
+def test_spark_connect_supports_all_formats(
+    spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path
+) -> None:
+    """The formats run on the server, and the client has no JVM. Needs ``pyspark[connect]``."""
     pytest.importorskip("grpc_status")
     messages = [WireMessage(n + 1, 1 + n % 2, b"%016x" % n, b"body %d" % n) for n in range(40)]
     members = (messages[n : n + 10] for n in range(0, 40, 10))
@@ -157,20 +161,20 @@ print(reader.load(sys.argv[1]).selectExpr("sum(n) n", "count(_error) e").toJSON(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["4.0", "4.1"])
-def test_batches_and_compaction_run_on_an_older_pyspark_and_streams_say_what_they_need(
+def test_batches_run_on_an_older_pyspark_and_streams_name_the_version_they_need(
     tmp_path: Path, spark_env: dict[str, str], version: str
 ) -> None:
     venv, archive, table = tmp_path / "venv", tmp_path / "archive", tmp_path / "table"
     uv, python = Path(sys.executable).with_name("uv"), str(venv / "bin/python")
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, venv], check=True)
-    wanted = [f"{Path(__file__).parents[2]}[delta,parquet]", f"pyspark=={version}.*"]
-    subprocess.run([uv, "pip", "install", "-q", "--python", python, *wanted], check=True)
+    requirements = [f"{Path(__file__).parents[2]}[delta,parquet]", f"pyspark=={version}.*"]
+    subprocess.run([uv, "pip", "install", "-q", "--python", python, *requirements], check=True)
     environ = spark_env | {"PYSPARK_PYTHON": python, "PATH": f"{venv}/bin:{spark_env['PATH']}"}
 
     bodies = [b'{"n": %d}' % n for n in range(100)] + [b"no JSON"]
-    some = [WireMessage(BEGIN_NS + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    messages = [WireMessage(BEGIN_NS + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
     for name in ("a.gz", "again.gz"):
-        write_archive(archive / name, some[:50], some[50:])
+        write_archive(archive / name, messages[:50], messages[50:])
     schema = tmp_path / "schema.json"
     schema.write_text('{"properties": {"n": {"type": "integer"}}}')
 
@@ -179,7 +183,7 @@ def test_batches_and_compaction_run_on_an_older_pyspark_and_streams_say_what_the
     typed = ("--body", "json", "--schema", schema)
     compacted = run(*nsq, "compact", archive, "-o", table, "--format", "delta", *typed, env=environ)
     query = "select count(*) m, sum(n) n, count(_error) e from delta"
-    found = run(*nsq, "sql", query, table, "--json", env=environ)
+    result = run(*nsq, "sql", query, table, "--json", env=environ)
     report = run(*nsq, "report", table, "--json", env=environ)
     stream = run(
         *nsq, "ingest", archive, "-o", tmp_path / "o", "--checkpoint", tmp_path / "c", env=environ
@@ -187,7 +191,7 @@ def test_batches_and_compaction_run_on_an_older_pyspark_and_streams_say_what_the
 
     assert json.loads(read.stdout) == {"n": 2 * 4950, "e": 2}, read.stderr
     assert compacted.returncode == 0, compacted.stderr
-    assert json.loads(found.stdout) == {"m": 101, "n": 4950, "e": 1}, found.stderr
+    assert json.loads(result.stdout) == {"m": 101, "n": 4950, "e": 1}, result.stderr
     assert json.loads(report.stdout)["topics"][0]["messages"] == 101, report.stderr
     assert stream.returncode == 1
     assert f"streams need pyspark 4.2.1 or newer, and this is {version}" in stream.stderr

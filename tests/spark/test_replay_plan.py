@@ -1,4 +1,4 @@
-"""What a replay with a ledger keeps of its first run, and what it refuses in the next."""
+"""The plan that a replay with a ledger keeps from its first run, and checks in the next ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,9 @@ OTHERS = [
 ]
 
 
-def test_the_next_run_reads_the_plan_of_the_first_and_refuses_what_is_none(tmp_path: Path) -> None:
+def test_the_next_run_reads_the_plan_of_the_first_and_refuses_an_invalid_one(
+    tmp_path: Path,
+) -> None:
     assert load_plan(LocalPlace(tmp_path), REQUEST.job()) is None
     (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
@@ -57,7 +59,7 @@ def job(request: ReplayRequest, work: Path, ledger: Path | None = None) -> Repla
     return ReplayJob(SparkSettings(), request, {}, place, work=work, shares_work=True)
 
 
-def test_files_must_be_what_they_were(tmp_path: Path) -> None:
+def test_files_must_be_unchanged(tmp_path: Path) -> None:
     archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
     archive.write_bytes(b"12345")
     ledger.mkdir()
@@ -76,7 +78,7 @@ def test_files_must_be_what_they_were(tmp_path: Path) -> None:
         replay(5)
 
 
-def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Path) -> None:
+def test_the_second_of_two_concurrent_runs_uses_the_plan_of_the_first(tmp_path: Path) -> None:
     archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
     archive.write_bytes(b"")
     request = ReplayRequest((LocalPlace(archive),), {"": "again"})
@@ -91,7 +93,7 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
     assert load_plan(LocalPlace(ledger), request.job()) == first
 
 
-def test_what_cannot_be_replayed_shows_early_and_parquet_is_cut_for_slots(tmp_path: Path) -> None:
+def test_unusable_files_are_reported_early_and_parquet_is_split_for_slots(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     with pytest.raises(ConfigurationError, match="bare bodies, which have no topic"):
         job(ReplayRequest((LocalPlace(tmp_path / "a.log"),)), tmp_path)

@@ -1,4 +1,4 @@
-"""Figures and gaps against the plain way to count them, on random messages."""
+"""Statistics and gaps compared with a plain count, on random messages."""
 
 import random
 from collections import defaultdict
@@ -28,7 +28,7 @@ Row = tuple[Any, ...]
 
 
 def random_rows(count: int) -> list[Row]:
-    """Three topics and two nsqd whose ids are alike, some messages twice, and bare bodies."""
+    """Three topics, two nsqd with the same ids, some duplicate messages, and bare bodies."""
     draw = random.Random(7)
     rows: list[Row] = []
     for number in range(count):
@@ -46,7 +46,7 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
     return spark.createDataFrame(rows, struct_of(BYTES.message_schema())).repartition(3)
 
 
-def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
+def test_statistics_equal_a_plain_count(spark: SparkSession) -> None:
     rows = random_rows(2000)
     groups: dict[tuple[str | None, str | None], list[Row]] = defaultdict(list)
     for row in rows:
@@ -54,28 +54,33 @@ def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
 
     intervals, topics = collect_figures(frame(spark, rows), STEP)
 
-    assert {(each["topic"], each["begin"]) for each in intervals} == set(groups)
-    for each in intervals:
-        found = groups[each["topic"], each["begin"]]
-        sizes = sorted(len(row[6]) for row in found)
-        identities = {row[:3] for row in found if row[2] is not None}
-        times = [row[4] for row in found if row[4] is not None]
-        assert each["messages"] == len(found)
-        assert each["bytes"] == sum(sizes)
-        assert each["size_max"] == sizes[-1]
-        assert sizes[(len(sizes) - 1) // 2] <= each["size_p50"] <= sizes[len(sizes) // 2]
-        assert each["size_p50"] <= each["size_p95"] <= each["size_p99"] <= each["size_max"]
-        assert each["redeliveries"] == sum(row[5] == 2 for row in found)
-        assert each["duplicates"] == (len(found) - len(identities) if each["topic"] else 0)
-        assert each["nsqd"] == sorted({row[1] for row in found if row[1]})
+    assert {(interval["topic"], interval["begin"]) for interval in intervals} == set(groups)
+    for interval in intervals:
+        group = groups[interval["topic"], interval["begin"]]
+        sizes = sorted(len(row[6]) for row in group)
+        identities = {row[:3] for row in group if row[2] is not None}
+        times = [row[4] for row in group if row[4] is not None]
+        assert interval["messages"] == len(group)
+        assert interval["bytes"] == sum(sizes)
+        assert interval["size_max"] == sizes[-1]
+        assert sizes[(len(sizes) - 1) // 2] <= interval["size_p50"] <= sizes[len(sizes) // 2]
+        assert (
+            interval["size_p50"]
+            <= interval["size_p95"]
+            <= interval["size_p99"]
+            <= interval["size_max"]
+        )
+        assert interval["redeliveries"] == sum(row[5] == 2 for row in group)
+        assert interval["duplicates"] == (len(group) - len(identities) if interval["topic"] else 0)
+        assert interval["nsqd"] == sorted({row[1] for row in group if row[1]})
         bounds = (min(times), max(times)) if times else (None, None)
-        assert (each["first"], each["last"]) == tuple(map(moment, bounds))
-    assert {each["topic"]: each["messages"] for each in topics} == {
-        topic: sum(row[0] == topic for row in rows) for topic in ("a", "b", "2026", None)
+        assert (interval["first"], interval["last"]) == tuple(map(moment, bounds))
+    assert {topic["topic"]: topic["messages"] for topic in topics} == {
+        name: sum(row[0] == name for row in rows) for name in ("a", "b", "2026", None)
     }
 
 
-def test_too_many_rows_are_refused_and_a_time_is_cut_to_what_it_needs(
+def test_too_many_rows_are_refused_and_times_have_only_needed_digits(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "MAX_ROWS", 10)
@@ -87,26 +92,30 @@ def test_too_many_rows_are_refused_and_a_time_is_cut_to_what_it_needs(
 
 
 @pytest.mark.parametrize("longer_than_s", [40, 600])
-def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s: int) -> None:
+def test_gaps_are_pauses_beyond_the_given_length(spark: SparkSession, longer_than_s: int) -> None:
     rows = random_rows(1500)
     times: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         if row[0] is not None:
             times[row[0]].append(row[4])
-    pauses = [(topic, *pair) for topic, some in times.items() for pair in pairwise(sorted(some))]
-    expected = [each for each in pauses if each[2] - each[1] > longer_than_s * SECOND]
+    pauses = [
+        (topic, *pair)
+        for topic, topic_times in times.items()
+        for pair in pairwise(sorted(topic_times))
+    ]
+    expected = [pause for pause in pauses if pause[2] - pause[1] > longer_than_s * SECOND]
     expected.sort(key=lambda gap: gap[1] - gap[2])
     longest = sorted(expected[: reporting.MAX_GAPS], key=lambda gap: (gap[1], gap[0]))
 
-    found, count = collect_gaps(frame(spark, rows), longer_than_s * SECOND)
+    gaps, count = collect_gaps(frame(spark, rows), longer_than_s * SECOND)
 
     assert count == len(expected)
-    assert [tuple(gap.values()) for gap in found] == [
+    assert [tuple(gap.values()) for gap in gaps] == [
         (topic, moment(begin), moment(end), (end - begin) / SECOND) for topic, begin, end in longest
     ]
 
 
-def test_parquet_is_told_by_content_or_refused_and_topics_are_text(
+def test_parquet_is_recognized_or_refused_and_topics_are_text(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = [("2026", "x:1", f"{n:016x}", None, BEGIN + n * SECOND, 1, b"b") for n in range(10)]
@@ -116,14 +125,14 @@ def test_parquet_is_told_by_content_or_refused_and_topics_are_text(
     inputs = find_inputs([LocalPlace(tmp_path / "data")])
     within = TimeRange(BEGIN + 2 * SECOND, BEGIN + 5 * SECOND)
 
-    found = read_messages(spark, inputs, Choice(("2026",), within)).collect()
+    messages = read_messages(spark, inputs, Choice(("2026",), within)).collect()
     a_day = find_inputs([LocalPlace(tmp_path / "data/topic=2026/date=2026-09-21")])
 
     assert (inputs.archives, inputs.parquet) == ((), (LocalPlace(tmp_path / "data"),))
-    assert {row.topic for row in found} == {"2026"}
-    assert sorted(row.ts_ns - BEGIN for row in found) == [2 * SECOND, 3 * SECOND, 4 * SECOND]
+    assert {row.topic for row in messages} == {"2026"}
+    assert sorted(row.ts_ns - BEGIN for row in messages) == [2 * SECOND, 3 * SECOND, 4 * SECOND]
     assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
-    ever = TimeRange(-(2**70), 2**70)  # beyond what nsqd, and Java, counts to
+    ever = TimeRange(-(2**70), 2**70)  # beyond the range of nsqd and Java
     assert read_messages(spark, a_day, Choice(within=ever)).count() == 10
     (tmp_path / "odd").mkdir()
     (tmp_path / "data/topic=2026/date=2026-09-21").rename(tmp_path / "odd/date=2026_39")

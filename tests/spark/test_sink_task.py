@@ -1,4 +1,4 @@
-"""The publishing of one partition, without Spark: outcomes, dead letters, ledger, and its ends."""
+"""Publishing one partition without Spark: outcomes, dead letters, ledger, and interruptions."""
 
 import json
 from collections import deque
@@ -82,7 +82,7 @@ def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> PublishReport:
 
 
 def with_rows(nsqd: ScriptedNsqd) -> Connection:
-    """The connection of a task that has sent its rows."""
+    """Accept the connection of a task, and wait until it has sent its rows."""
     connection = nsqd.accept()
     connection.expect("IDENTIFY")
     connection.reply_identify()
@@ -115,7 +115,9 @@ BAD_ROWS = [
 ]
 
 
-def test_bad_rows_are_put_aside_with_reasons(embedded: EmbeddedServer, tmp_path: Path) -> None:
+def test_bad_rows_become_dead_letters_with_reasons(
+    embedded: EmbeddedServer, tmp_path: Path
+) -> None:
     bodies, topics, defers_ms, reasons = zip(*BAD_ROWS, strict=True)
     rows = chunk([b"one", *bodies, b"two"], ["clicks", *topics, "clicks"], [None, *defers_ms, None])
     plan = make_plan(embedded.tcp_address, topic=None, dead_letters=LocalPlace(tmp_path))
@@ -131,7 +133,7 @@ def test_bad_rows_are_put_aside_with_reasons(embedded: EmbeddedServer, tmp_path:
         assert json.loads(line)["row"] == number + 1
     assert number == bad - 1
     assert bodies_in(embedded, "clicks", 2) == [b"one", b"two"]
-    # without a place for it a bad row is left over
+    # Without a directory of dead letters a bad row remains unpublished.
     report = run(make_plan(embedded.tcp_address), chunk([*numbered(0, 150), b"", b"last"]))
     assert (report.confirmed, report.rejected, report.left) == (151, 1, 1)
     assert report.reasons == ["row 150 of partition 0: the body is empty, which NSQ cannot carry"]
@@ -151,13 +153,13 @@ def test_a_row_that_nsqd_refuses_is_found_in_its_batch(go_nsqd: MakeNsqd, tmp_pa
 
 
 @pytest.mark.parametrize("goes_away", [False, True])
-def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
+def test_a_failure_that_is_not_of_a_row_ends_the_task_without_dead_letters(
     scripted_nsqd: ScriptedNsqd,
     in_background: Callable[..., Future[PublishReport]],
     tmp_path: Path,
     goes_away: bool,
 ) -> None:
-    """Rows that may be stored are unknown, and no more to blame than the others."""
+    """The outcome of rows in flight is unknown, but they did not cause the failure."""
     options = PublishOptions(PublishMode.FAILOVER, 0.3, retry_unknown=goes_away)
     dead, ledger = tmp_path / "dead", tmp_path / "ledger"
     ledger.mkdir()
@@ -179,7 +181,7 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     with pytest.raises(ConnectionFailed if goes_away else NsqError, match=f"partition 0: {reason}"):
         done.result(patience_s(10))
     assert dead_letters(dead) == []
-    assert read_entries(LocalPlace(ledger))[0].done == 0  # the next attempt sends them
+    assert read_entries(LocalPlace(ledger))[0].done == 0  # The next attempt sends all rows.
 
 
 def test_a_lost_nsqd_is_replaced(embedded: EmbeddedServer, unreachable_address: str) -> None:
@@ -194,7 +196,7 @@ def test_a_lost_nsqd_is_replaced(embedded: EmbeddedServer, unreachable_address: 
         run(plan, chunk(numbered(0, 10_000)))
 
 
-def test_a_secret_that_is_refused_is_no_matter_of_time(go_nsqd: MakeNsqd, auth_server: Any) -> None:
+def test_a_refused_secret_is_not_retried(go_nsqd: MakeNsqd, auth_server: Any) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
     options = PublishOptions(PublishMode.FAILOVER, patience_s(60))
 
@@ -202,7 +204,7 @@ def test_a_secret_that_is_refused_is_no_matter_of_time(go_nsqd: MakeNsqd, auth_s
         run(make_plan(nsqd.tcp_address, options=options), chunk(numbered(0, 10)))
 
 
-def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
+def test_a_lost_connection_loses_no_row_and_repeated_rows_are_counted(
     proxy_to: ProxyTo, embedded: EmbeddedServer, in_background: Callable[..., Future[PublishReport]]
 ) -> None:
     embedded.create_topic("clicks")
@@ -215,13 +217,13 @@ def test_a_cut_connection_loses_nothing_and_the_doubt_is_counted(
 
     report = done.result(patience_s(30))
 
-    found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
-    assert sorted(set(found)) == numbered(0, 10_000)
+    bodies = bodies_in(embedded, "clicks", embedded.depth("clicks"))
+    assert sorted(set(bodies)) == numbered(0, 10_000)
     assert report.confirmed == 10_000
-    assert len(found) - 10_000 <= report.repeated <= 2 * WINDOW
+    assert len(bodies) - 10_000 <= report.repeated <= 2 * WINDOW
 
 
-def test_what_may_not_be_doubled_is_put_aside_as_unknown(
+def test_rows_that_must_not_be_repeated_become_dead_letters_as_unknown(
     scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
 ) -> None:
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
@@ -236,7 +238,7 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
 
 
 class Cut(Exception):
-    """The end of a task in the middle."""
+    """Interrupts a task."""
 
 
 def cut_after(*chunks: Chunk) -> Iterator[Chunk]:
@@ -249,7 +251,9 @@ def chunks_of(bodies: Sequence[bytes | None], size: int) -> list[Chunk]:
 
 
 @pytest.mark.parametrize("size", [1, 77, 1000])
-def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_task_continues_where_it_ended(
+    size: int, embedded: EmbeddedServer, tmp_path: Path
+) -> None:
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     ledger.mkdir()
     plan = make_plan(embedded.tcp_address, ledger=LocalPlace(ledger), dead_letters=LocalPlace(dead))
@@ -265,13 +269,15 @@ def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_
     assert report.before == entry.done > 1234 - WINDOW
     assert (report.confirmed, report.rejected, report.dead_lettered) == (1998, 2, 2)
     assert report.repeated == entry.sent - entry.done
-    found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
-    assert sorted(set(found)) == [row for row in rows if row]
-    assert len(found) - 1998 <= report.repeated
+    bodies = bodies_in(embedded, "clicks", embedded.depth("clicks"))
+    assert sorted(set(bodies)) == [row for row in rows if row]
+    assert len(bodies) - 1998 <= report.repeated
     assert dead_rows(dead) == [5, 1900]
 
 
-def test_a_task_goes_on_by_a_ledger_in_a_bucket(embedded: EmbeddedServer, bucket: Bucket) -> None:
+def test_a_task_continues_with_a_ledger_in_a_bucket(
+    embedded: EmbeddedServer, bucket: Bucket
+) -> None:
     ledger, dead = (parse_place(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
     plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead, batch_rows=500)
     rows, refused = numbered(0, 3 * AHEAD_ROWS), range(0, 3 * AHEAD_ROWS, 1000)
@@ -299,9 +305,9 @@ def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     embedded: EmbeddedServer,
     tmp_path: Path,
 ) -> None:
-    """Nothing is fetched for it: only Python uses the store."""
-    found = [WireMessage(n, 1, b"%016x" % n, b"%d" % n if n else b"") for n in range(100)]
-    bucket.storage.put_file("in/clicks.gz", write_archive(tmp_path / "clicks.gz", found))
+    """No jar is downloaded, as only Python uses the store."""
+    messages = [WireMessage(n, 1, b"%016x" % n, b"%d" % n if n else b"") for n in range(100)]
+    bucket.storage.put_file("in/clicks.gz", write_archive(tmp_path / "clicks.gz", messages))
     command = ["spark", "replay", f"{bucket.url}/in", "--ledger", f"{bucket.url}/ledger"]
     command += ["--dead-letters", f"{bucket.url}/dead", "--master", "local[2]"]
     command += ["--nsqd-tcp-address", embedded.tcp_address]
@@ -327,25 +333,26 @@ def test_a_ledger_of_other_rows_is_refused(embedded: EmbeddedServer, tmp_path: P
     assert embedded.depth("clicks") == 500
 
 
-def test_two_attempts_at_once_do_not_publish_the_same(
+def test_two_concurrent_attempts_do_not_publish_the_same_rows(
     embedded: EmbeddedServer,
     in_background: Callable[..., Future[PublishReport]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publish_task, "LOCK_WAIT_S", patience_s(60))  # the second a quarter of it
+    # A second attempt waits for a quarter of it.
+    monkeypatch.setattr(publish_task, "LOCK_WAIT_S", patience_s(60))
     plan = make_plan(embedded.tcp_address, ledger=LocalPlace(tmp_path), rate=2000.0)
     rows = chunk(numbered(0, 1000))
 
-    both = [in_background(run, plan, rows, attempt=number) for number in range(2)]
+    attempts = [in_background(run, plan, rows, attempt=number) for number in range(2)]
 
-    # the second waits for the lock, and finds everything done
-    assert sorted(each.result(patience_s(30)).before for each in both) == [0, 1000]
+    # The second attempt waits for the lock, and then all rows are done.
+    assert sorted(attempt.result(patience_s(30)).before for attempt in attempts) == [0, 1000]
     assert embedded.depth("clicks") == 1000
 
 
 @pytest.mark.parametrize("type", ["binary", "large_binary", "string", "large_string"])
-def test_values_are_bytes_whatever_their_layout(type: str) -> None:
+def test_values_are_bytes_in_any_memory_layout(type: str) -> None:
     kinds = [b"a\nb", b"\0", b"\xff\xfe\x80", bytes(range(256)) * 4096, b"", None]
     expected = ["ü".encode(), b"", None] if "string" in type else kinds
     for values in (expected, [None, None], []):
@@ -356,7 +363,7 @@ def test_values_are_bytes_whatever_their_layout(type: str) -> None:
         assert byte_strings(array.slice(1, 2)) == values[1:3]
 
 
-def test_a_row_is_known_by_its_origin_and_a_batch_ends_before_it_is_too_large() -> None:
+def test_a_row_keeps_its_origin_and_a_batch_fits_the_size_limit() -> None:
     id = "0123456789abcdef"
     batch = pyarrow.RecordBatch.from_pydict(
         {"topic": ["a"], "nsqd": ["n:1"], "id": [id], "ts_ns": [9], "attempts": [2], "body": [b"x"]}
@@ -377,7 +384,7 @@ def test_a_row_is_known_by_its_origin_and_a_batch_ends_before_it_is_too_large() 
     assert count_fitting([b"x", b"y"], 0) == 1
 
 
-def test_done_and_counted_is_what_comes_before_the_first_span_that_is_under_way() -> None:
+def test_only_rows_before_the_first_unfinished_span_count_as_done() -> None:
     noted = LedgerEntry(done=5, topics={"a": 4}, rejected=1)
     first = RowSpan(10, 70, 1, RowCounts({"a": 3, "b": 1}, rejected=1))
     second, third = RowSpan(20, 140, 1, RowCounts({"b": 5}, unknown=1)), RowSpan(30, 210, 1)

@@ -1,4 +1,4 @@
-"""``format("nsq-archive")`` in Spark itself; what it decides is tested as plain objects."""
+"""``format("nsq-archive")`` in Spark; its decisions are tested without Spark in other files."""
 
 import json
 from datetime import UTC, datetime
@@ -49,11 +49,11 @@ CLICKS = [
 
 @pytest.fixture
 def clicks(tmp_path: Path) -> tuple[Path, Path]:
-    """An archive of JSON and of what is none, and a schema."""
+    """An archive of JSON and other bodies, and a schema."""
     archive, schema = tmp_path / "clicks", tmp_path / "clicks.json"
     archive.mkdir()
-    some = [WireMessage(BASE_NS + n, 1, b"%016x" % n, c[0]) for n, c in enumerate(CLICKS)]
-    write_archive(archive / "a.log.gz", some)
+    messages = [WireMessage(BASE_NS + n, 1, b"%016x" % n, c[0]) for n, c in enumerate(CLICKS)]
+    write_archive(archive / "a.log.gz", messages)
     (archive / "b.log").write_bytes(b'{"user": 9}\n')
     number = {"type": "number"}
     at = {"type": "object", "properties": {"x": number}}
@@ -62,7 +62,7 @@ def clicks(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("is_text", [False, True])
-def test_bodies_have_columns_by_a_schema_and_what_does_not_fit_says_why(
+def test_bodies_have_columns_by_a_schema_and_errors_of_misfits(
     spark: SparkSession, clicks: tuple[Path, Path], is_text: bool
 ) -> None:
     archive, schema = clicks
@@ -81,16 +81,18 @@ def test_bodies_have_columns_by_a_schema_and_what_does_not_fit_says_why(
         "file": "",
         "pos": 0,
     }
-    found = [
+    values = [
         (bytes(r.body_bytes or r.body.encode()), r.user, r.at.x if r.at else None, r["_error"])
         for r in rows[1:]
     ]
-    assert found == CLICKS
+    assert values == CLICKS
     one = reader.option("schema", str(schema)).schema("user bigint").load(str(archive))
     assert sorted(row.user for row in one.collect() if row.user) == [7, 8, 9]
 
 
-def test_text_is_text_and_nonsense_refused(spark: SparkSession, clicks: tuple[Path, Path]) -> None:
+def test_text_stays_text_and_invalid_options_are_refused(
+    spark: SparkSession, clicks: tuple[Path, Path]
+) -> None:
     reader = spark.read.format("nsq-archive").option("body", "string")
     rows = reader.load(str(clicks[0] / "a.log.gz")).orderBy("ts_ns").collect()
     assert (rows[2].body, rows[2].body_bytes) == ("no JSON", None)
@@ -148,14 +150,16 @@ def test_query_filters_skip_members(tmp_path: Path, filters: list[Filter], membe
 
     assert reader.pushFilters(filters) is filters
 
-    ranges = [wanted for partition in reader.partitions() for wanted in partition.value or ()]
-    assert sum(len(each.members) for each in ranges) == members
+    ranges = [
+        file_range for partition in reader.partitions() for file_range in partition.value or ()
+    ]
+    assert sum(len(file_range.members) for file_range in ranges) == members
 
 
-def test_rows_of_other_nsqd_are_not_even_handed_to_spark(tmp_path: Path) -> None:
+def test_rows_of_other_nsqd_are_not_passed_to_spark(tmp_path: Path) -> None:
     for number, nsqd in enumerate(("one:4150", "two:4150")):
-        some, head = messages(number, number + 1), Head(f"{7:032x}", number)
-        write_archive(tmp_path / f"{number}.log.gz", some, nsqd=nsqd, topic="a", head=head)
+        sent, head = messages(number, number + 1), Head(f"{7:032x}", number)
+        write_archive(tmp_path / f"{number}.log.gz", sent, nsqd=nsqd, topic="a", head=head)
     one, both = EqualTo(("nsqd",), "one:4150"), In(("nsqd",), ("one:4150", "two:4150"))
     filters: list[Filter]
     for filters, expected in (
@@ -167,8 +171,8 @@ def test_rows_of_other_nsqd_are_not_even_handed_to_spark(tmp_path: Path) -> None
     ):
         reader = PruningReader(ReadSettings((str(tmp_path),)), ["body"])
         assert reader.pushFilters(filters) is filters
-        found = [batch for partition in reader.partitions() for batch in reader.read(partition)]
-        assert [body.as_py() for batch in found for body in batch.column("body")] == expected
+        batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+        assert [body.as_py() for batch in batches for body in batch.column("body")] == expected
 
 
 def test_spark_pushes_filters_for_one_scan_only(spark: SparkSession, tmp_path: Path) -> None:
@@ -176,7 +180,7 @@ def test_spark_pushes_filters_for_one_scan_only(spark: SparkSession, tmp_path: P
     head = Head(f"{7:032x}", 1)
     other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b", head=head)
     data = other.read_bytes()
-    other.write_bytes(data[:-12] + bytes(4) + data[-8:])  # reading it would fail
+    other.write_bytes(data[:-12] + bytes(4) + data[-8:])  # so that reading it would fail
     reader = spark.read.format("nsq-archive").option("filterPushdown", ONE_SCAN)
     rows = reader.load(str(tmp_path)).where(f"topic = 'a' AND ts_ns >= {BASE_NS + 10}")
 
@@ -190,4 +194,4 @@ def test_spark_pushes_filters_for_one_scan_only(spark: SparkSession, tmp_path: P
     index_of(other).unlink()
     loaded = reader.option("filterPushdown", "true").load(str(tmp_path))
     assert loaded.where(f"ts_ns >= {BASE_NS + 10}").count() == 20
-    assert loaded.count() == 30  # without the filter of the query before
+    assert loaded.count() == 30  # without the filter of the previous query

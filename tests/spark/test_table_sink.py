@@ -1,4 +1,4 @@
-"""The sink of ``nsq spark ingest``, whose tasks run here in place of Spark."""
+"""The sink of ``nsq spark ingest``, with its tasks run here instead of by Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TS_NS = 1_790_000_000_000_000_000
 
 
 class Batch:
-    """A batch of a stream, and what Spark would do with it: one task for each topic."""
+    """A batch of a stream that runs one task for each topic, as Spark would."""
 
     def __init__(self, **topics: dict[int, str]) -> None:
         self.tasks = [rows_of(topic, bodies) for topic, bodies in topics.items()]
@@ -50,7 +50,7 @@ class Batch:
 
 
 def rows_of(topic: str, bodies: dict[int, str]) -> pyarrow.RecordBatch:
-    """Messages by their numbers; those below 0 have no id."""
+    """Messages by number; negative numbers have no id."""
     rows = [
         {"topic": topic, "nsqd": "n:1", "id": f"{number:016x}", "ts_ns": TS_NS + number}
         | {"attempts": 1, "body": body}
@@ -120,10 +120,10 @@ def test_a_batch_is_in_each_table_once_after_a_kill_between_two_commits(
     assert content(lake / "b") == [('{"v": "x"}', "x", None), ('{"v": "y"}', "y", None)]
 
 
-def test_a_batch_of_parquet_is_there_once_whichever_step_a_kill_precedes(
+def test_a_batch_of_parquet_is_stored_once_if_killed_before_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch brings a new column, so a repetition that wrote it again would differ, too."""
+    """The batch adds a column, so a repetition that wrote it again would also differ."""
     batches: list[Any] = [
         Batch(a={0: '{"v": 1}'}),
         Batch(a={1: '{"v": 2, "w": 3}', -1: "bare"}, b={1: '{"v": "y"}'}),
@@ -149,7 +149,7 @@ def test_a_batch_of_parquet_is_there_once_whichever_step_a_kill_precedes(
 
 
 def kill_after(steps: int, patch: pytest.MonkeyPatch) -> list[str]:
-    """Interrupt the change of a place that follows this many ones; return what was interrupted."""
+    """Interrupt the change of a place after this many changes; return the interrupted change."""
     numbers, killed = count(), list[str]()
 
     def wrap(name: str) -> Any:

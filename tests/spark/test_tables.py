@@ -1,4 +1,4 @@
-"""``nsq spark`` compacts, ingests and reads tables; of Delta with delta-rs alone, without a jar."""
+"""``nsq spark`` compacts, ingests and reads tables; Delta needs only delta-rs and no jar."""
 
 import json
 import shutil
@@ -18,19 +18,21 @@ Row = tuple[str, str, int, bytes]
 
 
 def expected(first: int, last: int, *topics: str) -> list[Row]:
-    some = [(int(each.id, 16), each.body) for each in by_the_minute(first, last)]
-    return sorted((topic, DAYS[n >= MIDNIGHT], n, body) for topic in topics for n, body in some)
+    messages = [(int(message.id, 16), message.body) for message in by_the_minute(first, last)]
+    return sorted((topic, DAYS[n >= MIDNIGHT], n, body) for topic in topics for n, body in messages)
 
 
 def rows_of(table: Path) -> list[Row]:
-    """What counts in a table, with the partition that it is in."""
-    found = content(table)
-    return sorted((topic, day, int(id, 16), body) for topic, day, id, _, body in found if id)  # type: ignore[arg-type]
+    """The rows with an id in a table, with their partition."""
+    rows = content(table)
+    return sorted((topic, day, int(id, 16), body) for topic, day, id, _, body in rows if id)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
-def test_tasks_compact_what_sql_reads(run_spark: RunSpark, tmp_path: Path, format: str) -> None:
-    archive, table = tmp_path / "archive", tmp_path / "table[1]"  # no pattern
+def test_tasks_compact_an_archive_into_a_table_that_sql_reads(
+    run_spark: RunSpark, tmp_path: Path, format: str
+) -> None:
+    archive, table = tmp_path / "archive", tmp_path / "table[1]"  # not a pattern
     archive.mkdir()
     write_archive(archive / "0.gz", by_the_minute(500, 600), topic=TOPICS[0])
     write_archive(archive / "1.gz", by_the_minute(500, 550), topic=TOPICS[1])
@@ -50,16 +52,18 @@ def test_tasks_compact_what_sql_reads(run_spark: RunSpark, tmp_path: Path, forma
     report = run_spark("report", table, "--json", "--since", "2026-09-22T00:00:00Z")
     assert report.status == 0, report.err
     totals = json.loads(report.out)["topics"]
-    assert {each["topic"]: (each["messages"], each["bytes"]) for each in totals} == {
+    assert {total["topic"]: (total["messages"], total["bytes"]) for total in totals} == {
         TOPICS[0]: (13, sum(len(row[3]) for row in both if row[1] == DAYS[1]))
     }
     sql = f"select topic, count(body) n, count(*) m from {format} where date={DAYS[1]!r} group by 1"
-    found = run_spark("sql", sql, table, "--json")
-    assert found.status == 0, found.err
-    assert json.loads(found.out) == {"topic": TOPICS[0], "n": 6, "m": 13}
+    result = run_spark("sql", sql, table, "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out) == {"topic": TOPICS[0], "n": 6, "m": 13}
 
 
-def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path: Path) -> None:
+def test_delta_has_each_message_once_despite_interruptions(
+    run_spark: RunSpark, tmp_path: Path
+) -> None:
     archive, table, checkpoint = (tmp_path / name for name in ("archive", "table{1}", "checkpoint"))
     archive.mkdir()
     writer = Writer(archive)
@@ -70,19 +74,19 @@ def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path
     first = run_spark(*command)
     assert "100 rows ingested in 2 batches" in first.err, first.err
     copy = shutil.copytree(table / "_delta_log", tmp_path / "copy")
-    # as after a kill between the commit of the table and that of the checkpoint
+    # as after a kill between the commits of the table and of the checkpoint
     for path in (checkpoint / "commits").glob("*1*"):
         path.unlink()
     writer.write(by_the_minute(600, 620))
-    # what another archiver had, too, and comes late; and what has no identity
+    # late messages that another archiver also has, and bodies without an identity
     write_archive(archive / "other.gz", by_the_minute(590, 610, 2), by_the_minute(620, 630))
     (archive / "bare.log").write_bytes(b"bare\n" * 3)
     again = run_spark(*command)
 
     assert again.status == 0, again.err
     assert rows_of(table) == expected(500, 630, "clicks")
-    found = run_spark("sql", "select count(*) n, count(id) m from delta", table, "--json")
-    assert json.loads(found.out) == {"n": 133, "m": 130}
+    result = run_spark("sql", "select count(*) n, count(id) m from delta", table, "--json")
+    assert json.loads(result.out) == {"n": 133, "m": 130}
     files = table_files([LocalPlace(table)])[LocalPlace(table)]
     compacted = run_spark("compact", table)
     assert compacted.status == 0, compacted.err

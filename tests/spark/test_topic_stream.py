@@ -1,4 +1,4 @@
-"""A live topic through its spool: what is spooled, read, removed and taken over; then in Spark."""
+"""A live topic through its spool: spooling, reading, removing and taking over; then in Spark."""
 
 import os
 import pickle
@@ -43,7 +43,7 @@ def stream_of(spool: SpoolSettings, connection: ConnectionSettings, **stream: An
 
 @pytest.fixture
 def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
-    """Streams of a channel in which 50 messages wait."""
+    """Streams of a channel with a backlog of 50 messages."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *numbered(0, 50))
     streams: list[TopicStream] = []
@@ -63,7 +63,7 @@ def bodies(stream: TopicStream, start: Offset, end: Offset) -> list[bytes]:
 
 
 def following(stream: TopicStream, start: Offset, limits: BatchLimits = UNLIMITED) -> Offset:
-    """The next offset with something new."""
+    """The next offset with new messages."""
     return wait_until(
         lambda: end if (end := stream.latest(start, limits)) != start else None,
         what="messages",
@@ -72,58 +72,58 @@ def following(stream: TopicStream, start: Offset, limits: BatchLimits = UNLIMITE
 
 
 def upto(stream: TopicStream, start: Offset, count: int) -> tuple[list[bytes], Offset]:
-    """Batches until there are so many messages; returns them, and the last offset."""
-    found: list[bytes] = []
-    while len(found) < count:
+    """Read batches until there are ``count`` messages; return them and the last offset."""
+    received: list[bytes] = []
+    while len(received) < count:
         end = following(stream, start)
-        found += bodies(stream, start, end)
+        received += bodies(stream, start, end)
         start = end
-    return found, start
+    return received, start
 
 
 def numbered(begin: int, end: int) -> list[bytes]:
     return [b"%06d" % number for number in range(begin, end)]
 
 
-def test_messages_arrive_once_across_runs_and_what_is_read_is_removed_when_all_is_on_disk(
+def test_messages_arrive_once_across_runs_and_read_files_are_removed(
     nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = new_stream()
     nsqd.publish(TOPIC, *numbered(50, 500))
-    found, offset = upto(first, first.initial(), 500)
+    received, offset = upto(first, first.initial(), 500)
     first.stop()
     nsqd.publish(TOPIC, *numbered(500, 900))
 
     second = new_stream()
-    second.initial()  # Spark asks for it even when there is a checkpoint
+    second.initial()  # Spark calls it even when there is a checkpoint.
     more, offset = upto(second, offset, 400)
     second.stop()
     third = new_stream()
-    end = following(third, offset)  # the finished files
+    end = following(third, offset)  # the offset of the finished files
     assert bodies(third, offset, end) == []
     synced: list[Path] = []
     monkeypatch.setattr(os, "sync", lambda: synced.extend(settings.folder.glob("*/*jsonl*")))
     third.commit(end)
 
-    assert (sorted(found), sorted(more)) == (numbered(0, 500), numbered(500, 900))
+    assert (sorted(received), sorted(more)) == (numbered(0, 500), numbered(500, 900))
     assert synced
     assert [*settings.folder.glob("*/*jsonl*")] == []
 
 
 @pytest.mark.parametrize("other", [{"topics": ("other",)}, {"channel": "other"}])
-def test_a_batch_planned_again_is_the_same_and_a_checkpoint_belongs_to_its_topics_and_channel(
+def test_a_batch_can_be_planned_again_and_a_checkpoint_belongs_to_its_channel(
     new_stream: NewStream, settings: SpoolSettings, other: dict[str, Any]
 ) -> None:
     first = new_stream()
     start = first.initial()
     end = following(first, start, BatchLimits(rows=1))
-    before = bodies(first, start, end)
+    expected = bodies(first, start, end)
     first.stop()
 
     again = new_stream()
 
-    assert before
-    assert bodies(again, again.initial(), end) == before
+    assert expected
+    assert bodies(again, again.initial(), end) == expected
     again.stop()
 
     stream = new_stream(replace(settings, **other))
@@ -142,10 +142,12 @@ def test_an_offset_belongs_to_one_kind_of_source(new_stream: NewStream, tmp_path
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
-def test_a_new_query_takes_over_what_one_left(new_stream: NewStream, is_planned: bool) -> None:
+def test_a_new_query_takes_over_the_spool_of_an_ended_one(
+    new_stream: NewStream, is_planned: bool
+) -> None:
     ending = new_stream()
     start = ending.initial()
-    end = following(ending, start)  # Spark ends before it writes the offset down, or after
+    end = following(ending, start)  # Spark ends before or after it stores the offset.
     if is_planned:
         bodies(ending, start, end)
     threading.Timer(0.5, ending.stop).start()
@@ -157,7 +159,7 @@ def test_a_new_query_takes_over_what_one_left(new_stream: NewStream, is_planned:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_spool_that_is_gone_is_said(
+def test_a_missing_spool_is_reported(
     nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, fails: bool
 ) -> None:
     first = new_stream()
@@ -173,11 +175,11 @@ def test_a_spool_that_is_gone_is_said(
     else:
         nsqd.publish(TOPIC, b"new")
         end = stream.latest(offset, UNLIMITED)
-        found = bodies(stream, offset, end)
-        assert found + upto(stream, end, 1 - len(found))[0] == [b"new"]
+        received = bodies(stream, offset, end)
+        assert received + upto(stream, end, 1 - len(received))[0] == [b"new"]
 
 
-def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
+def test_a_full_spool_stops_consuming_until_half_of_it_is_read(
     nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
 ) -> None:
     stream = new_stream(replace(settings, max_rows=100))
@@ -190,14 +192,14 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
 
     wait_until(lambda: ready() == [0], what="RDY 0", timeout_s=20)
     nsqd.publish(TOPIC, *numbered(200, 300))
-    found, start = upto(stream, start, 200)
+    received, start = upto(stream, start, 200)
     wait_until(lambda: ready() != [0], what="RDY again", timeout_s=20)
-    more, _ = upto(stream, start, 300 - len(found))
+    more, _ = upto(stream, start, 300 - len(received))
 
-    assert sorted(found + more) == numbered(0, 300)
+    assert sorted(received + more) == numbered(0, 300)
 
 
-def test_available_now_ends_with_an_error_where_the_spool_has_no_room_and_others_say_so(
+def test_a_full_disk_ends_available_now_and_is_reported_by_other_triggers(
     nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, small_disk: Path
 ) -> None:
     nsqd.publish(TOPIC, *(b"x" * 5000 for _ in range(50)))
@@ -208,7 +210,7 @@ def test_available_now_ends_with_an_error_where_the_spool_has_no_room_and_others
         stream.latest(stream.initial(), UNLIMITED)
     stream.stop()
 
-    room.unlink()  # for what the next run notes of this one, not for a message
+    room.unlink()  # room for the notes of the next run, but not for a message
     stream = new_stream(replace(settings, folder=small_disk))
     start = stream.initial()
     wait_until(
@@ -219,7 +221,9 @@ def test_available_now_ends_with_an_error_where_the_spool_has_no_room_and_others
     assert "No space left on device" in (stream.lag() or {})["problem"]
 
 
-def test_a_spool_is_of_one_query(new_stream: NewStream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spool_belongs_to_one_query(
+    new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nsqtools.spark.topic_stream.LOCK_WAIT_S", 0.2)
     first, second = new_stream(), new_stream()
     start = first.initial()
@@ -229,7 +233,7 @@ def test_a_spool_is_of_one_query(new_stream: NewStream, monkeypatch: pytest.Monk
         second.latest(start, UNLIMITED)
 
 
-def test_no_secret_travels_to_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_sent_to_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     from nsqtools.spark.nsq_format import NsqFormat
 
     monkeypatch.setenv("NSQ_AUTH_SECRET", "sesame")
@@ -242,14 +246,14 @@ def test_no_secret_travels_to_executors(monkeypatch: pytest.MonkeyPatch) -> None
     assert (b"spool" in travels, b"sesame" in travels) == (True, False)
 
 
-def test_available_now_ends_when_what_a_pattern_finds_is_read_and_says_which_nsqd_is_away(
+def test_available_now_reads_matching_topics_and_names_an_unreachable_nsqd(
     nsqd: Nsqd, settings: SpoolSettings, tmp_path: Path
 ) -> None:
     for topic in ("orders.new", "orders.paid", "views"):
         nsqd.create_channel(topic, CHANNEL)
         nsqd.publish(topic, *[b"%b %d" % (topic.encode(), number) for number in range(1500)])
-    given = {"topicPattern": "^orders", "channel": CHANNEL, "spoolDir": str(tmp_path)}
-    pattern = topic_settings(given, {}).spool.pattern
+    options = {"topicPattern": "^orders", "channel": CHANNEL, "spoolDir": str(tmp_path)}
+    pattern = topic_settings(options, {}).spool.pattern
     stream = stream_of(
         replace(settings, topics=(), pattern=pattern, max_rows=1000),
         ConnectionSettings(
@@ -257,17 +261,17 @@ def test_available_now_ends_when_what_a_pattern_finds_is_read_and_says_which_nsq
         ),
     )
     stream.freeze()
-    start, found = stream.initial(), []
+    start, received = stream.initial(), []
     while (end := stream.latest(start, BatchLimits(rows=400))) != start:
-        found += bodies(stream, start, end)
+        received += bodies(stream, start, end)
         start = end
 
     orders = [b"orders.%b %d" % (kind, n) for kind in (b"new", b"paid") for n in range(1500)]
-    assert sorted(found) == sorted(orders)
+    assert sorted(received) == sorted(orders)
     assert nsqd.depth("views", CHANNEL) == 1500
     assert "cannot connect to 127.0.0.1:1 (" in stream.lag()["problem"]
     with pytest.raises(ConfigurationError, match="exclude each other"):
-        topic_settings(given | {"topic": "views"}, {})
+        topic_settings(options | {"topic": "views"}, {})
 
 
 BODIES = [b"plain", b"\xff\x00\x80", "\u2028 caf\u00e9 \n\0".encode(), b"x" * (1 << 20)]
@@ -280,32 +284,32 @@ def spark_options(nsqd: Nsqd, tmp_path: Path) -> dict[str, str]:
     return {"topic": TOPIC, "channel": CHANNEL, **place}
 
 
-def started(frame: DataFrame, place: Path, found: list[bytes], **trigger: Any) -> StreamingQuery:
+def started(frame: DataFrame, place: Path, received: list[bytes], **trigger: Any) -> StreamingQuery:
     writer = frame.writeStream.option("checkpointLocation", str(place))
     writer = writer.trigger(**(trigger or {"processingTime": "0 seconds"}))
     return writer.foreachBatch(
-        lambda batch, number: found.extend(bytes(row.body) for row in batch.collect())
+        lambda batch, number: received.extend(bytes(row.body) for row in batch.collect())
     ).start()
 
 
-def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_came_since(
+def test_every_body_arrives_once_and_available_now_reads_later_messages(
     spark: SparkSession, nsqd: Nsqd, spark_options: dict[str, str], tmp_path: Path
 ) -> None:
     from nsqtools.spark.jobs.ingestion import _parse_lag
 
-    found: list[bytes] = []
+    received: list[bytes] = []
     spark_options["idleTimeout"] = f"{patience_s(2):g}s"
     frame = spark.readStream.format("nsq").options(**spark_options).load()
-    query = started(frame, tmp_path / "checkpoint", found)
+    query = started(frame, tmp_path / "checkpoint", received)
     try:
         for number, body in enumerate(BODIES, 1):
             nsqd.publish(TOPIC, body)
-            wait_until(lambda n=number: len(found) == n, what="a message", timeout_s=60)
-        query.processAllAvailable()  # the last batch is committed: it does not come again
+            wait_until(lambda n=number: len(received) == n, what="a message", timeout_s=60)
+        query.processAllAvailable()  # The last batch is committed, so it is not repeated.
     finally:
         query.stop()
 
-    assert found == BODIES
+    assert received == BODIES
     (spool,) = (tmp_path / "spool").iterdir()
     wait_until(lambda: not parts(spool), what="the files to be finished", timeout_s=60)
     wait_until(lambda: nsqd.channel_stats(TOPIC, CHANNEL)["clients"] == [], what="it to be gone")
@@ -319,7 +323,7 @@ def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_ca
     assert (latest["source"], latest["rows_behind"]) == ("topic clicks, channel spark", 0)
 
 
-def test_what_ends_the_consumer_is_the_query_s_error(
+def test_an_error_that_ends_the_consumer_ends_the_query(
     spark: SparkSession, spark_options: dict[str, str], tmp_path: Path
 ) -> None:
     spark_options["nsqdTcpAddress"] = "127.0.0.1:1"
