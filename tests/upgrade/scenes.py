@@ -1,16 +1,16 @@
-"""What a crash of an earlier version left, for the tests beside this file (``left_by_...``).
+"""The data that crashed earlier versions left, for the tests in this folder (``left_by_...``).
 
-Real commands of that version made each scene: they were killed, and the directory was kept that
-they left. What made them is in the history, for the scenes of the next version: ``git show
-c4661db3:tests/upgrade/make.py``. Messages carry numbers, so that what was lost and what was doubled
-is known without a record beside it.
+Each scene is the directory that real commands of that version left when they were killed. The
+script for scenes of the next version is in the history: ``git show
+c4661db3:tests/upgrade/make.py``. Bodies are numbers, so that lost and duplicate messages are
+recognized without any other record.
 
-An archive's messages are identified by the address of their nsqd. Each scene has its own, far from
-those that anybody uses, so that a test can serve at the same one and no two meet. For the same
-reason a directory is kept with its path: checkpoints name it.
+Archived messages are identified by the address of their nsqd. Each scene has its own unusual
+address, so that a test can serve at it and no two tests collide. The path of the directory is the
+same for a similar reason: checkpoints contain it.
 
-What an upload to S3 leaves is in the store, and is not kept: a store's own identifiers of its parts
-cannot be restored. `tests/faults/test_archivers.py` has it for the present version.
+No scene has a killed upload to S3, because the identifiers that a store gives to parts cannot be
+restored. `tests/faults/test_archivers.py` tests it for the current version.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from pathlib import Path
 
 TOPIC, CHANNEL = "clicks", "archive"
 MESSAGES = 4_000
-FORMS = {  # of archives whose to-file was killed between the index and the FIN
+FORMS = {  # archives whose to-file was killed between the index and the FIN
     "archive-raw": ["--format", "raw"],
     "archive-raw-gzip": ["--format", "raw", "--gzip"],
     "archive-jsonl-gzip": ["--format", "jsonl", "--gzip"],
 }
-IN_FLIGHT = 50  # of a forwarder
+IN_FLIGHT = 50  # messages in flight of a forwarder
 SMALL = ["--max-msg-size=100"]
-TOO_LARGE = [b"%d" % number * 101 for number in range(8)]  # for an nsqd that is SMALL
+TOO_LARGE = [b"%d" % number * 101 for number in range(8)]  # bodies above the limits of SMALL
 FINISHED = 1_000  # messages of a durable nsqd, consumed before it was killed
 
 _OF_EACH = (*FORMS, "nsqd", "replay", "spark-ingest", "spark-replay")
@@ -50,7 +50,7 @@ table with columns for the JSON bodies of two topics, with the archives that it 
 
 @dataclass(frozen=True)
 class Scene:
-    """What one version leaves, and where."""
+    """The data that one version left, and its address and path."""
 
     version: str
     name: str
@@ -64,18 +64,18 @@ class Scene:
 
     @property
     def address(self) -> str:
-        """Where its nsqd serves TCP."""
+        """The TCP address of its nsqd."""
         net = 49 + int(self.version.partition(".")[2])
         return f"127.41.{net}.{1 + SCENES[self.version].index(self.name)}:4150"
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Its directory, always the same one. Another run waits until this one has done with it."""
+        """Its directory, always the same one. Other runs wait until this one has left it."""
         directory = Path("/tmp", f"nsqtools-left-by-{self}")
         lock = os.open(f"{directory}.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            shutil.rmtree(directory, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(directory, ignore_errors=True)  # left by a killed run
             directory.mkdir(mode=0o700)
             yield directory
             shutil.rmtree(directory)

@@ -1,6 +1,6 @@
-"""What a crash of an earlier version left is continued by this one: nothing lost, nothing doubled.
+"""This version continues after a crash of an earlier one, without lost or duplicate messages.
 
-`scenes.py` says what each of the directories in ``left_by_0_1`` and so on is.
+`scenes.py` describes the directories in ``left_by_0_1`` and so on.
 """
 
 import json
@@ -50,19 +50,19 @@ def scene(request: pytest.FixtureRequest) -> Scene:
 
 @pytest.fixture
 def left(scene: Scene) -> Iterator[Path]:
-    """The directory that a scene left, as if the crash had been a moment ago."""
+    """The directory of a scene, as if the crash had just happened."""
     with scene.scratch() as directory, tarfile.open(scene.kept) as archive:
         archive.extractall(directory, filter="data")
         for path in directory.rglob("*.journal"):
-            os.utime(path)  # they count for a week
+            os.utime(path)  # Journals are used for a week.
         for path in directory.rglob("*.tmp"):
-            os.utime(path, (0, 0))  # leftovers are removed after a day
+            os.utime(path, (0, 0))  # Leftovers are removed after a day.
         yield directory
 
 
 @pytest.fixture
 def nsqd(left: Path, scene: Scene, serve: Serve) -> EmbeddedServer:
-    """An nsqd on the data that was left, at the address that it had."""
+    """An nsqd with the data of the scene, at its address."""
     return serve(EmbeddedServer(left / "nsqd", f"--tcp-address={scene.address}"))
 
 
@@ -70,7 +70,7 @@ HOST = ["--until-empty", "--host-identifier", "host"]
 
 
 @of_each_version(*FORMS)
-def test_an_archive_goes_on_with_nothing_lost_or_doubled(
+def test_an_archive_is_continued_without_lost_or_duplicate_messages(
     left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, scene: Scene
 ) -> None:
     archive = left / "archive"
@@ -92,12 +92,12 @@ def test_an_upload_stores_each_file_once(left: Path, nsqd: EmbeddedServer, run_n
     assert done.status == 0, done.err
     assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
     assert len(finished_files(store)) == len(finished_files(archive))
-    assert not any(path.exists() for path in killed)  # they are older than a day
+    assert not any(path.exists() for path in killed)  # They are older than a day.
 
 
 @of_each_version("nsqd")
 @pytest.mark.usefixtures("left")
-def test_an_nsqd_finds_each_message_that_was_on_disk(nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
+def test_nsqd_reads_each_message_that_was_on_disk(nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES, what="all messages")
     topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
     assert drained(nsqd, run_nsq) == EVERY_BODY
@@ -106,14 +106,14 @@ def test_an_nsqd_finds_each_message_that_was_on_disk(nsqd: EmbeddedServer, run_n
 
 @pytest.mark.parametrize("flag", ["--durable", "--recover-only"])
 @of_each_version("nsqd-durable", versions=["0.2"])
-def test_a_durable_log_is_refused_with_a_remedy(left: Path, run_nsq: RunNsq, flag: str) -> None:
-    before = sorted(each.name for each in (left / "nsqd").iterdir())
+def test_a_durable_log_is_refused_with_a_hint(left: Path, run_nsq: RunNsq, flag: str) -> None:
+    names = sorted(path.name for path in (left / "nsqd").iterdir())
     ports = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
     done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag, *ports])
     assert done.status == 1
     assert "has a log of --durable that nsqtools 0.2 wrote" in done.err
     assert "`nsq nsqd --recover-only` of nsqtools 0.2" in done.err
-    assert sorted(each.name for each in (left / "nsqd").iterdir()) == before
+    assert sorted(path.name for path in (left / "nsqd").iterdir()) == names
 
 
 @of_each_version("nsqd-durable", versions=["0.3"])
@@ -135,7 +135,7 @@ def test_a_landing_commits_each_message_once(
     table = str(left / "lake")
     store = ["--store", "delta", "--upload", table, "--body", "json"]
     done = run_nsq(to_file(nsqd.tcp_address, left / "archive", *HOST, *store))
-    assert done.status in (0, 6), done.err  # the bodies are no JSON objects
+    assert done.status in (0, 6), done.err  # The bodies are not JSON objects.
     bodies = run_nsq(["archive", "cat", table, "--bodies"]).out.splitlines()
     assert sorted(bodies) == EVERY_BODY
 
@@ -146,7 +146,7 @@ def test_a_table_keeps_the_columns_of_its_fields(left: Path, run_nsq: RunNsq) ->
     log = left / "archive-clicks" / "clicks.log"
     later = left / "later" / "clicks.log"
     later.parent.mkdir()
-    later.write_bytes(log.read_bytes().replace(b'"id": "0', b'"id": "2'))  # other messages
+    later.write_bytes(log.read_bytes().replace(b'"id": "0', b'"id": "2'))  # different messages
     table = left / "lake"
     names = deltalake.DeltaTable(table).schema().to_arrow().names
     into = ["-o", str(table), "--store", "delta", "--body", "json"]
@@ -160,32 +160,34 @@ def test_a_table_keeps_the_columns_of_its_fields(left: Path, run_nsq: RunNsq) ->
 
 
 @of_each_version("table")
-def test_a_table_becomes_tables_of_its_topics(left: Path, run_nsq: RunNsq) -> None:
+def test_a_table_is_converted_to_a_table_per_topic(left: Path, run_nsq: RunNsq) -> None:
     old, new = left / "lake", left / "new"
     into = ["-o", f"{new}/{{topic}}", "--store", "delta", "--body", "json"]
     for _ in range(2):
         done = run_nsq(["archive", "convert", str(old), *into])
         assert done.status in (0, 6), done.err
-    before, after = (run_nsq(["archive", "cat", str(place)]).out for place in (old, new))
-    assert sorted(before.splitlines()) == sorted(after.splitlines())
+    old_bodies, new_bodies = (run_nsq(["archive", "cat", str(place)]).out for place in (old, new))
+    assert sorted(old_bodies.splitlines()) == sorted(new_bodies.splitlines())
     clicks = deltalake.DeltaTable(new / "clicks").to_pyarrow_table()
     assert clicks["body_id"].null_count == 0
 
 
 @of_each_version("pub")
-def test_pub_goes_on_in_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
-    before = unfinished(nsqd, TOPIC, CHANNEL)
-    known = json.loads((left / "checkpoint.json").read_text())["offset"] // len(body(0) + b"\n")
-    assert 0 < known <= before < MESSAGES
+def test_pub_continues_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
+    published = unfinished(nsqd, TOPIC, CHANNEL)
+    checkpointed = json.loads((left / "checkpoint.json").read_text())["offset"] // len(
+        body(0) + b"\n"
+    )
+    assert 0 < checkpointed <= published < MESSAGES
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
     done = run_nsq(["pub", "-t", TOPIC, "-f", str(left / "input.txt"), *checkpoint, *to])
     assert done.status == 0, done.err
-    assert drained(nsqd, run_nsq) == sorted(EVERY_BODY + EVERY_BODY[known:before])
+    assert drained(nsqd, run_nsq) == sorted(EVERY_BODY + EVERY_BODY[checkpointed:published])
 
 
 @of_each_version("to-http")
-def test_dead_letters_join_those_there(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
+def test_dead_letters_are_appended(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     dead = left / "dead.jsonl"
     refused = f"http://{nsqd.http_address}/pub"  # without a topic: 400
     done = forward(["to-http", "--post", refused], nsqd, left, run_nsq)
@@ -198,7 +200,9 @@ def test_dead_letters_join_those_there(left: Path, nsqd: EmbeddedServer, run_nsq
 
 
 @of_each_version("to-nsq")
-def test_forwarders_go_on(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, serve: Serve) -> None:
+def test_forwarders_continue(
+    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, serve: Serve
+) -> None:
     destination = serve(EmbeddedServer(left / "destination", *SMALL))
     to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
     done = forward(to, nsqd, left, run_nsq)
@@ -206,7 +210,7 @@ def test_forwarders_go_on(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, ser
     delivered = Counter(drained(destination, run_nsq))
     dead = [json.loads(line)["body"] for line in (left / "dead.jsonl").read_text().splitlines()]
     assert sorted(delivered) == EVERY_BODY
-    assert sorted(set(dead)) == [each.decode() for each in TOO_LARGE]
+    assert sorted(set(dead)) == [body.decode() for body in TOO_LARGE]
     assert delivered.total() + len(dead) - MESSAGES - len(TOO_LARGE) <= IN_FLIGHT
 
 
@@ -219,8 +223,8 @@ def forward(command: list[str], nsqd: EmbeddedServer, left: Path, run_nsq: RunNs
 
 @of_each_version("replay")
 def test_replay_continues_its_checkpoint(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
-    before = unfinished(nsqd, TOPIC, CHANNEL)
-    assert 0 < before < MESSAGES
+    published = unfinished(nsqd, TOPIC, CHANNEL)
+    assert 0 < published < MESSAGES
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
     replayed = run_nsq(["replay", "--yes", str(left / "archive"), *checkpoint, *to])
@@ -238,7 +242,7 @@ JOBS = {
 
 
 @of_each_version(*JOBS)
-def test_a_job_of_spark_goes_on_from_its_checkpoint_its_spool_or_its_drafts(
+def test_a_spark_job_continues_from_its_checkpoint_spool_or_drafts(
     left: Path,
     scene: Scene,
     request: pytest.FixtureRequest,
@@ -259,16 +263,16 @@ def test_a_job_of_spark_goes_on_from_its_checkpoint_its_spool_or_its_drafts(
 
 
 @of_each_version("spark-replay")
-def test_a_replay_on_spark_goes_on_from_its_ledger(
+def test_a_replay_on_spark_continues_from_its_ledger(
     left: Path, nsqd: EmbeddedServer, run_spark: RunSpark, run_nsq: RunNsq
 ) -> None:
     where = ["--ledger", left / "ledger", "--nsqd-tcp-address", nsqd.tcp_address]
     done = run_spark("replay", left / "archive", *where)
     assert done.status == 0, done.err
-    said = re.search(r"up to (\d+) twice", done.err)
+    repeated = re.search(r"up to (\d+) twice", done.err)
     published = drained(nsqd, run_nsq)
     assert sorted(set(published)) == EVERY_BODY
-    assert len(published) - MESSAGES <= (int(said[1]) if said else 0) <= 100
+    assert len(published) - MESSAGES <= (int(repeated[1]) if repeated else 0) <= 100
 
 
 def drained(nsqd: EmbeddedServer, run_nsq: RunNsq) -> list[bytes]:

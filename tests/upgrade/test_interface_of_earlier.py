@@ -1,6 +1,6 @@
-"""Programs and scripts for earlier versions run on, but for what is declared as gone.
+"""Programs and scripts for earlier versions still run, except for declared removals.
 
-That is public names, parameters, commands and options. What a version has is written by
+The interface is public names, parameters, commands and options. That of a version is written by
 
     PYTHONPATH=tests python -m upgrade.test_interface_of_earlier ../nsqtools-0.2/.venv/bin/nsq
 
@@ -63,17 +63,17 @@ _OPTION = re.compile(r"(?:^|\s|, )(--?[a-z][a-z0-9-]*)")
 def commands(
     help_of: Callable[[list[str]], str], path: tuple[str, ...] = ()
 ) -> dict[str, list[str]]:
-    """Each command with its options, read from the help that a user sees."""
+    """Each command with its options, parsed from its help."""
     text = help_of([*path, "--help"])
-    listed, found = text.partition("Examples:")[0], {}
+    listed, commands_of = text.partition("Examples:")[0], {}
     if re.search(r"^Usage: .* COMMAND", text, re.MULTILINE):
         deprecated = () if path else registry.DEPRECATED
         for name in (*_COMMAND.findall(listed), *deprecated):
-            found |= commands(help_of, (*path, name))
-        return found
+            commands_of |= commands(help_of, (*path, name))
+        return commands_of
     entries = (line.strip() for line in listed.splitlines() if re.match(r"  -", line))
-    options = {option for each in entries for option in _OPTION.findall(each.partition("  ")[0])}
-    if SEE_CONNECTION_OPTIONS in text:  # which are accepted, and described in one page
+    options = {option for entry in entries for option in _OPTION.findall(entry.partition("  ")[0])}
+    if SEE_CONNECTION_OPTIONS in text:  # These are accepted, and described in one page.
         names = [name.replace("_", "-") for name in CONNECTION_OPTIONS]
         options |= {f"--{prefix}{name}" for name in names for prefix in ("", "no-")}
     return {" ".join(path): sorted(options)}
@@ -126,9 +126,11 @@ GONE = {
     },
     **{f"nsq nsqd takes no -{flag}": instead for flag, instead in go_flags.REMOVED_FLAGS.items()},
     **{
-        what.replace(" --", " takes no --") if " --" in what else f"{what} is gone": instead
-        for what, instead in registry.REMOVED.items()
-        if not what.startswith("nsq to-exec")  # which no earlier version had
+        removed.replace(" --", " takes no --")
+        if " --" in removed
+        else f"{removed} is gone": instead
+        for removed, instead in registry.REMOVED.items()
+        if not removed.startswith("nsq to-exec")  # No earlier version had it.
     },
 }
 """What was removed, and what to use. CHANGELOG lists what programs and scripts may have used."""
@@ -136,7 +138,7 @@ GONE = {
 Interface = dict[str, Any]
 
 
-def test_what_is_gone_is_declared_with_what_to_use(run_nsq: RunNsq) -> None:
+def test_removals_are_declared_with_a_replacement(run_nsq: RunNsq) -> None:
     now = {
         "python": public_names(sys.executable),
         "commands": commands(lambda arguments: run_nsq(arguments).out.decode()),
@@ -156,14 +158,14 @@ def python_complaints(then: Interface, now: Interface) -> Iterator[str]:
             yield f"{name} is gone"
             continue
         for member, parameters in members.items():
-            what = f"{name}.{member}".removesuffix(".")
+            full_name = f"{name}.{member}".removesuffix(".")
             have = now["python"][name].get(member)
             for complaint in ["is gone"] if have is None else missing(parameters, have):
-                yield f"{what} {complaint}"
+                yield f"{full_name} {complaint}"
 
 
 def missing(then: list[list[str]], now: list[list[str]]) -> list[str]:
-    """What callers of then can no longer pass."""
+    """The parameters that earlier callers can no longer pass."""
     gone = [name for name, _ in then if name not in dict(now)]
     positions = [name for name, kind in then if kind != "KEYWORD_ONLY"]
     moved = [name for name, kind in now if kind != "KEYWORD_ONLY"][: len(positions)] != positions
@@ -181,9 +183,9 @@ def command_complaints(then: Interface, now: Interface) -> Iterator[str]:
 
 
 def gone_part(command: str, now: Collection[str]) -> str:
-    """The command, or the group that is gone with it."""
+    """The command, or its group if that was removed as a whole."""
     group = command.partition(" ")[0]
-    return command if any(each.split()[0] == group for each in now) else group
+    return command if any(name.split()[0] == group for name in now) else group
 
 
 def main(nsq: str) -> None:
@@ -192,8 +194,8 @@ def main(nsq: str) -> None:
 
     python = str(Path(nsq).with_name("python"))
     interface = {"python": public_names(python), "commands": commands(help_of)}
-    told = subprocess.run([nsq, "--version"], capture_output=True, text=True, check=True).stdout
-    version = told.split()[1].rpartition(".")[0]  # 0.2 of "nsq 0.2.0"
+    output = subprocess.run([nsq, "--version"], capture_output=True, text=True, check=True).stdout
+    version = output.split()[1].rpartition(".")[0]  # 0.2 of "nsq 0.2.0"
     kept = kept_of(version) / "interface.json"
     kept.write_text(json.dumps(interface, separators=(",", ":")) + "\n")
 
