@@ -1,9 +1,8 @@
-"""Archives with bytes changed, cut off or put in at random: reading ends, and nothing is raised.
+"""Archives with bytes changed, removed or inserted at random: reading ends without an exception.
 
-What checksums can show is shown: of a file that is cut off, and of one with an index whose bytes
-were changed, only messages are read that were archived. (A member that is both cut off and changed
-has no checksum to show it.) ``nsq-archive`` of Spark reads what the archive's own reader reads, and
-tells what that one tells of.
+All damage that checksums can detect is detected: from a truncated file, or a changed one with an
+index, only archived messages are read. (A member that is both truncated and changed has no checksum
+to detect it.) ``nsq-archive`` of Spark reads and reports the same as the archive's own reader.
 """
 
 import gzip
@@ -52,7 +51,7 @@ BODIES = {message.body for message in MESSAGES}
     partition_bytes=1,
 )
 @settings(max_examples=examples(100))
-def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
+def test_both_readers_read_the_same_real_messages_of_a_damaged_archive(
     what: list[Change], has_index: bool, is_compressed: bool, partition_bytes: int
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -63,13 +62,13 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
         if not is_compressed:
             data = gzip.decompress(data)
         changed = damaged(data, what)
-        assume(not changed.startswith(PARQUET_MAGIC))  # refused as a file of another program
+        assume(not changed.startswith(PARQUET_MAGIC))  # It is refused as a file of another program.
         path.write_bytes(changed)
         if not (has_index and is_compressed):
             index_of(path).unlink()
         problems: list[str] = []
         (archive,) = find_archives([path])
-        found = list(read_messages(archive, lambda path, problem: problems.append(problem)))
+        messages = list(read_messages(archive, lambda path, problem: problems.append(problem)))
         scan_members(path)
         reading = ReadSettings(
             (str(folder),), damage_path=LocalPlace(reports), partition_bytes=partition_bytes
@@ -80,21 +79,21 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
             for batch in read_partition(partition, reading, BYTES.message_schema().names)
             for row in batch.to_pylist()
         ]
-        if all(message.topic for message in found):
+        if all(message.topic for message in messages):
             assert rows == [
                 (m.topic, m.nsqd, m.id.decode("latin-1"), m.timestamp_ns, m.attempts, m.body)
-                for m in found
+                for m in messages
             ]
             assert bool(read_damage(LocalPlace(reports))) >= bool(problems)
         if changed[:2] != data[:2] or not is_compressed:
-            return  # its bytes are taken for bare bodies
+            return  # Its bytes are read as bare bodies.
         cuts = [kind for kind, _, _ in what if kind == "cut"]
         if len(cuts) == len(what) or (has_index and not cuts):
-            assert {message.body for message in found if message.topic} <= BODIES
-            assert problems or len(found) in (0, 20, 40, 60)
+            assert {message.body for message in messages if message.topic} <= BODIES
+            assert problems or len(messages) in (0, 20, 40, 60)
 
 
-# -- journals and indexes of other writers are read as far as they make sense ---------------------
+# -- damaged journals and indexes are read as far as they are valid -------------------------------
 
 
 IDS = [b"%016x" % number for number in range(40)]
@@ -115,7 +114,7 @@ INDEX = b"".join(b"%d 100 10 1 2\n" % (number * 100) for number in range(20))
 @settings(max_examples=examples(75))
 @example(what=[], more=b"9" * 5000 + b" 1" + END, is_proved=False, durable=set())
 @example(what=[], more=b"1 " + b"9" * 5000 + END, is_proved=True, durable=set())
-def test_a_journal_knows_nothing_that_was_not_in_it(
+def test_a_damaged_journal_has_only_recorded_messages(
     what: list[Change], more: bytes, is_proved: bool, durable: set[int]
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -136,7 +135,7 @@ def test_a_journal_knows_nothing_that_was_not_in_it(
 @example([], b"0 " + b"9" * 5000 + b" 1 1 1\n")
 @example([], b"writer " + b"0" * 32 + b" " + b"9" * 5000 + b"\n")
 @example([], b"1" * 30 + b" 1 1 1 1\n" * 3)
-def test_an_index_is_members_that_follow_each_other(what: list[Change], more: bytes) -> None:
+def test_a_damaged_index_has_only_consecutive_members(what: list[Change], more: bytes) -> None:
     decode_index(more)
     members = decode_index(damaged(INDEX, what) + more)
     end = 0
@@ -147,8 +146,8 @@ def test_an_index_is_members_that_follow_each_other(what: list[Change], more: by
 
 
 @pytest.mark.alone
-def test_a_large_index_costs_no_more_than_its_lines_and_a_line_without_end_little() -> None:
-    """In a process of its own, whose greatest memory is that of this."""
+def test_an_index_needs_memory_for_its_lines_and_little_for_an_endless_line() -> None:
+    """The index is read in a separate process to measure its peak memory."""
     program = """
         import gzip, io, resource, time
         from nsqtools.archive import members

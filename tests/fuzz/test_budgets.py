@@ -1,4 +1,4 @@
-"""Each budget against a peer that breaks it: what the command costs then, in time and memory."""
+"""Each budget against a peer that exceeds it: the time and memory that the command needs."""
 
 import gzip
 import json
@@ -26,8 +26,8 @@ MB = 1 << 20
 
 COST = "cost: "
 
-# Runs ``nsq`` in a process of its own. What it prints at the end is a line of stderr. Time is that
-# of the command: an interpreter that starts on a busy machine says nothing about it.
+# Runs ``nsq`` in a separate process and prints its cost as the last line of stderr. The time is
+# that of the command, without the start of the interpreter, which is slow on a busy machine.
 _RUNNER = """
 import json, os, sys, threading, time
 from contextlib import suppress
@@ -67,8 +67,8 @@ os._exit(status)
 
 
 class Cost(NamedTuple):
-    """How a run ended and what it took at most. Megabytes are those of RSS; ``seconds`` are without
-    those in which other programs had the processors."""
+    """The end of a run and its peak usage. Megabytes are RSS; ``seconds`` exclude the time in which
+    other programs had the processors."""
 
     status: int
     err: str
@@ -89,7 +89,7 @@ def run_measured(nsq_env: dict[str, str]) -> RunMeasured:
         command, limit_s = [sys.executable, "-c", _RUNNER, *arguments], patience_s(60)
         done = subprocess.run(command, capture_output=True, env=nsq_env, timeout=limit_s)
         lines = done.stderr.decode().splitlines()
-        # a thread may still log while the process ends
+        # A thread may still log while the process ends.
         costs = [line for line in lines if line.startswith(COST)]
         assert len(costs) == 1, done.stderr.decode()
         [cost] = costs
@@ -103,7 +103,7 @@ OK_FRAME = frame(RESPONSE, b"OK")
 
 
 def deflating_nsqd(block: bytes, times: int) -> Callable[[socket.socket], None]:
-    """Send a block many times once RDY was sent, compressed: the work is done beforehand."""
+    """Send a block many times after RDY, compressed in advance."""
     codec = zlib.compressobj(1, zlib.DEFLATED, -15)
 
     def compressed(data: bytes) -> bytes:
@@ -119,7 +119,7 @@ def nsqd(
     after_subscribe: bytes = OK_FRAME,
     **granted: object,
 ) -> Callable[[socket.socket], None]:
-    """Grant what is said, agree to SUB, and send the pieces once RDY was sent."""
+    """Grant the features, accept SUB, and send the pieces after RDY."""
 
     def talk(accepted: socket.socket) -> None:
         accepted.recv(10_000)
@@ -141,7 +141,7 @@ def tail(address: str, *options: str) -> list[str]:
 
 
 def affordable(run: Callable[[], Cost], *, timeout_s: float = 1.0) -> Cost:
-    """Bound the memory of each run, and the time of the quickest: others use this machine."""
+    """Bound the memory of each run, and the time of the fastest: other programs run as well."""
     for _ in range(TRIES):
         cost = run()
         assert cost.peak_mb < MOST_MB, cost
@@ -166,7 +166,9 @@ HOSTILE_NSQD: dict[str, tuple[Callable[[], Callable[[socket.socket], None]], str
 
 
 @pytest.mark.parametrize("case", HOSTILE_NSQD)
-def test_what_nsqd_sends_has_a_budget(case: str, serves: Serves, run_measured: RunMeasured) -> None:
+def test_responses_of_nsqd_have_a_budget(
+    case: str, serves: Serves, run_measured: RunMeasured
+) -> None:
     talk, options, complaint = HOSTILE_NSQD[case]
     address = serves(talk())
     cost = affordable(lambda: run_measured(tail(address, *options.split())))
@@ -205,24 +207,26 @@ SLOW = [case for case in HOSTILE_HTTP if case.startswith("slow")]
 
 
 @pytest.mark.parametrize("cases", [SLOW, *([case] for case in HOSTILE_HTTP if case not in SLOW)])
-def test_http_has_a_budget(cases: list[str], serves: Serves, run_measured: RunMeasured) -> None:
+def test_http_responses_have_a_budget(
+    cases: list[str], serves: Serves, run_measured: RunMeasured
+) -> None:
     def complain(case: str) -> str:
         def run() -> Cost:
             where = ["--lookupd-http-address", serves(http(HOSTILE_HTTP[case][0]()))]
-            # what is too much comes before a busy machine has taken this time
+            # The excess arrives within this time even on a busy machine.
             timeout_s = 1 if case in SLOW else patience_s(2)
             return run_measured(["nodes", *where, "--timeout", f"{timeout_s:g}s"])
 
         return affordable(run).err
 
-    with ThreadPoolExecutor() as pool:  # the slow ones wait together
-        for case, said in zip(cases, pool.map(complain, cases), strict=True):
-            assert HOSTILE_HTTP[case][1] in said, case
+    with ThreadPoolExecutor() as pool:  # The slow cases wait at the same time.
+        for case, error in zip(cases, pool.map(complain, cases), strict=True):
+            assert HOSTILE_HTTP[case][1] in error, case
 
 
 @pytest.fixture
 def silent_nsqd() -> Iterator[list[dict[str, object]]]:
-    """2,000 addresses, all of them ours: the system accepts, and no program answers."""
+    """2,000 local addresses: the system accepts connections, and no program responds."""
     with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
         yield [
@@ -234,11 +238,11 @@ def silent_nsqd() -> Iterator[list[dict[str, object]]]:
 @pytest.mark.parametrize(
     ("command", "timeout_s", "status"),
     [
-        ("stat --once", 2, 4),  # nsqlookupd is asked, and then all nsqd
-        ("tail -t t -c c --for 1s --create", 3, 0),  # and then they are consumed from
+        ("stat --once", 2, 4),  # Requests go to nsqlookupd, and then to all nsqd.
+        ("tail -t t -c c --for 1s --create", 3, 0),  # The same, and then it consumes.
     ],
 )
-def test_thousands_of_silent_nsqd_cost_a_moment_and_few_threads(
+def test_thousands_of_silent_nsqd_cost_seconds_and_few_threads(
     silent_nsqd: list[dict[str, object]],
     serves: Serves,
     run_measured: RunMeasured,

@@ -1,7 +1,7 @@
-"""nsqd and nsqlookupd that answer anything: no command calls it a bug, or takes it for our mistake.
+"""Arbitrary responses of nsqd and nsqlookupd: no command fails with a bug or a usage error.
 
-An answer is a good one with values replaced, left out or doubled at random. The cases that were
-found by hand are in `FOUND`.
+A response is a valid one with values replaced, removed or duplicated at random. Known cases are in
+`FOUND`.
 """
 
 import copy
@@ -19,7 +19,7 @@ from plugins.hostile_cluster import HostileCluster
 
 @pytest.fixture(autouse=True)
 def only_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No name is looked up: whether a name server answers, and when, is not the question."""
+    """Resolve only addresses, so that no result depends on a name server."""
     resolve = socket.getaddrinfo
 
     def of_address(*where: Any, flags: int = 0, **more: Any) -> Any:
@@ -61,22 +61,22 @@ FOUND: list[tuple[str, str, Any]] = [
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
+    """All pairs of (container, key) in a document."""
     keys = value.keys() if isinstance(value, dict) else range(len(value))
-    found = [(value, key) for key in keys]
-    for container, key in list(found):
+    pairs = [(value, key) for key in keys]
+    for container, key in list(pairs):
         if isinstance(container[key], dict | list):
-            found += places(container[key])
-    return found
+            pairs += places(container[key])
+    return pairs
 
 
 def changed(document: Any, what: str, number: int, odd: Any) -> Any:
-    there = places(document)
-    if not there:
+    pairs = places(document)
+    if not pairs:
         return odd
-    if number % (len(there) + 1) == len(there):
-        return odd  # the whole answer
-    container, key = there[number % (len(there) + 1)]
+    if number % (len(pairs) + 1) == len(pairs):
+        return odd  # the whole response
+    container, key = pairs[number % (len(pairs) + 1)]
     if what == "replace":
         container[key] = odd
     elif what == "drop":
@@ -92,7 +92,7 @@ def run(command: str, cluster: HostileCluster, run_nsq: RunNsq) -> None:
     done = run_nsq([*command.split(), where, "--timeout", "2s"])
     assert "This is a bug" not in done.err
     assert "Traceback" not in done.err
-    assert done.status in (0, 1, 3, 4, 5, 6), (done.status, done.err)  # 2 is our own mistake
+    assert done.status in (0, 1, 3, 4, 5, 6), (done.status, done.err)  # 2 is a usage error.
 
 
 def hostile(good: Any, changes: list[tuple[str, int, Any]]) -> Any:
@@ -110,7 +110,7 @@ def hostile(good: Any, changes: list[tuple[str, int, Any]]) -> Any:
 )
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(command="stat --once", path="/stats", changes=[("replace", 0, 10**400)])
-def test_no_answer_is_a_bug_or_our_mistake(
+def test_no_response_causes_a_bug_or_a_usage_error(
     command: str,
     path: str,
     changes: list[tuple[str, int, Any]],
@@ -121,7 +121,9 @@ def test_no_answer_is_a_bug_or_our_mistake(
         run(command, polite_cluster, run_nsq)
 
 
-def test_what_was_found_stays_found(polite_cluster: HostileCluster, run_nsq: RunNsq) -> None:
+def test_known_hostile_responses_cause_no_bug(
+    polite_cluster: HostileCluster, run_nsq: RunNsq
+) -> None:
     for path, key, odd in FOUND:
         document = copy.deepcopy(polite_cluster.answers[path])
         for container, name in places(document):

@@ -1,6 +1,6 @@
-"""Any bytes at the embedded daemons are answered or cut off, and others are served.
+"""Any bytes at the embedded daemons are answered or end the connection, and others are served.
 
-What is answered is that of the Go daemons: tests/conformance.
+tests/conformance compares the responses with those of the Go daemons.
 """
 
 import re
@@ -20,7 +20,7 @@ LINES = [b"\n", b"IDENTIFY\n", b"\0\0\0\5", b"\xff\xff\xff\xff", b"0123456789abc
 OF_NSQLOOKUPD = [*LINES, b"  V1", b"PING\n", b"REGISTER t c\n", identify()]
 OF_NSQD = [*LINES, b"  V2", sized(b"{}"), b"SUB t c\n", b"RDY 1\n", b"NOP\n", b"CLS\n", b"AUTH\n"]
 OF_NSQD += [b"PUB t\n", b"DPUB t 1\n", b"MPUB t\n", mpub("t", [b"x", b"y"])]
-OF_NSQD += [each + b"0123456789abcdef\n" for each in (b"FIN ", b"TOUCH ", b"REQ ")]
+OF_NSQD += [command + b"0123456789abcdef\n" for command in (b"FIN ", b"TOUCH ", b"REQ ")]
 
 
 def bytes_of(words: Sequence[bytes]) -> st.SearchStrategy[bytes]:
@@ -37,7 +37,7 @@ def daemons(
 
 def send(address: str, data: bytes) -> None:
     with RawPeer(address, magic=b"") as peer:
-        with suppress(ConnectionError):  # it has hung up already
+        with suppress(ConnectionError):  # The daemon has already closed.
             peer.send(data)
         peer.leave()
 
@@ -47,7 +47,7 @@ def send(address: str, data: bytes) -> None:
     of_nsqd=bytes_of(OF_NSQD) | bytes_of(OF_NSQD).map(b"  V2".__add__),
     of_nsqlookupd=bytes_of(OF_NSQLOOKUPD) | bytes_of(OF_NSQLOOKUPD).map(b"  V1".__add__),
 )
-def test_any_bytes_are_answered_or_cut_off(
+def test_any_bytes_are_answered_or_end_the_connection(
     daemons: tuple[EmbeddedServer, EmbeddedLookupServer], of_nsqd: bytes, of_nsqlookupd: bytes
 ) -> None:
     nsqd, lookupd = daemons
