@@ -1,4 +1,4 @@
-"""Frames, however the stream is cut: whole, byte by byte, and by chance; errors; compression."""
+"""Frames of a stream that is cut nowhere, at every byte, or at random; errors; compression."""
 
 import itertools
 import struct
@@ -18,7 +18,7 @@ from nsqtools.protocol import frames
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 from nsqtools.protocol.frames import MESSAGE, RESPONSE, FrameBuffer, WireMessage, encode_frame
 
-Made = tuple[Any, ...]  # what `FrameBuffer.take` builds a message from
+Made = tuple[Any, ...]  # the fields from which `FrameBuffer.take` builds a message
 Taken = tuple[list[Made], list[tuple[int, bytes]]]
 
 
@@ -51,13 +51,13 @@ def expected(frames: list[tuple[int, bytes]]) -> Taken:
 def take_all(pieces: list[bytes], max_message_frame: int = 0) -> Taken:
     buffer = FrameBuffer(max_message_frame)
     messages: list[Made] = []
-    others: list[tuple[int, bytes]] = []
+    other_frames: list[tuple[int, bytes]] = []
     for piece in pieces:
         buffer.feed(piece)
-        more_messages, more_others = buffer.take(make, "conn")
+        more_messages, more_other_frames = buffer.take(make, "conn")
         messages += more_messages
-        others += more_others
-    return messages, others
+        other_frames += more_other_frames
+    return messages, other_frames
 
 
 LONG, EMPTY = (MESSAGE, b"h" * 26 + b"x" * 40), (RESPONSE, b"")
@@ -67,19 +67,21 @@ LONG, EMPTY = (MESSAGE, b"h" * 26 + b"x" * 40), (RESPONSE, b"")
 @example([LONG, LONG], list(range(200)))
 @example([LONG, (RESPONSE, b"y" * 60)], list(range(200)))
 @example([LONG, EMPTY], list(range(200)))
-def test_any_cut_gives_the_same(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
-    """And no frame waits for more than its own end."""
+def test_frames_do_not_depend_on_cuts_of_the_stream(
+    frames: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    """Each frame is returned as soon as it is complete."""
     stream = stream_of(frames)
     inside = [cut for cut in cuts if cut < len(stream)]
-    some = sorted({0, len(stream), *inside})
+    edges_of_cuts = sorted({0, len(stream), *inside})
     once = [[0, cut, len(stream)] for cut in inside]
-    for edges in (some, [0, len(stream)], range(len(stream) + 1), *once):
+    for edges in (edges_of_cuts, [0, len(stream)], range(len(stream) + 1), *once):
         pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
         assert take_all(pieces) == expected(frames)
 
 
 @given(frame_lists)
-def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]) -> None:
+def test_next_frame_returns_frames_in_order(frames: list[tuple[int, bytes]]) -> None:
     buffer = FrameBuffer()
     taken = []
     for byte in stream_of(frames):
@@ -103,7 +105,9 @@ def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]
         (b"\x15\x03\x01\x00\x02\x02\x46\x00", "unknown frame type", ""),
     ],
 )
-def test_a_wrong_head_is_refused_before_its_data(head: bytes, complaint: str, hint: str) -> None:
+def test_an_invalid_header_is_refused_before_its_data(
+    head: bytes, complaint: str, hint: str
+) -> None:
     one_by_one = FrameBuffer()
     one_by_one.feed(head)
     with pytest.raises(ProtocolError, match=complaint) as caught:
@@ -115,7 +119,7 @@ def test_a_wrong_head_is_refused_before_its_data(head: bytes, complaint: str, hi
         take_all([head + bytes(100)])
 
 
-def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
+def test_the_size_limit_applies_only_to_messages() -> None:
     small = WireMessage(1, 1, b"0123456789abcdef", b"x" * 10).encode()
     large = WireMessage(1, 1, b"0123456789abcdef", b"x" * 11).encode()
     reply = b"{" + b" " * 500 + b"}"
@@ -140,7 +144,7 @@ OTHERS = ("E_INVALID", "E_BAD_TOPIC E_BAD_TOPIC x", "E_NEW_IN_2.0", "", "E_FIN_F
         (OTHERS, 1, "failed"),
     ],
 )
-def test_the_code_says_whether_the_connection_ends_and_who_is_refused(
+def test_the_code_of_an_error_decides_whether_it_is_fatal_or_a_refusal(
     texts: list[str], is_fatal: bool, category: str
 ) -> None:
     for text in texts:
@@ -154,7 +158,7 @@ def test_the_code_says_whether_the_connection_ends_and_who_is_refused(
     assert ("--tls" in error.hint) == ("TLS required" in text)
 
 
-# -- random bytes: frames, nothing yet, or a `ProtocolError`, and never slow -------------------
+# -- random bytes: frames, nothing yet, or a `ProtocolError`, in linear time -------------------
 
 
 heads = st.builds(
@@ -167,11 +171,13 @@ pieces = st.lists(st.one_of(st.binary(max_size=60), heads), max_size=20)
 
 @settings(max_examples=examples(100))
 @given(pieces, st.sampled_from([0, 30, 100]))
-def test_bytes_are_refused_or_not_however_cut(pieces: list[bytes], max_message_frame: int) -> None:
-    """With a `ProtocolError`, and no other."""
+def test_a_refusal_does_not_depend_on_cuts_of_the_stream(
+    pieces: list[bytes], max_message_frame: int
+) -> None:
+    """Only a `ProtocolError` is raised."""
     data = b"".join(pieces)
     cuts = (pieces, [data], [data[i : i + 1] for i in range(len(data))])
-    assert len({was_refused(each, max_message_frame) for each in cuts}) == 1
+    assert len({was_refused(pieces, max_message_frame) for pieces in cuts}) == 1
 
 
 def was_refused(pieces: list[bytes], max_message_frame: int) -> bool:
@@ -188,7 +194,9 @@ def was_refused(pieces: list[bytes], max_message_frame: int) -> bool:
 
 
 @given(frame_lists, st.integers(8, 50))
-def test_the_frames_before_damage_come_first(frames: list[tuple[int, bytes]], damage: int) -> None:
+def test_frames_before_damage_are_returned_first(
+    frames: list[tuple[int, bytes]], damage: int
+) -> None:
     buffer = FrameBuffer()
     buffer.feed(stream_of(frames) + b"\xff" * damage)
     if frames:
@@ -211,14 +219,15 @@ def seconds_for(frame_size: int, piece_size: int) -> float:
 
 @pytest.mark.alone
 def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
-    """Joining what is there with every piece would take 256 times as long for 16 times as much."""
-    seconds_for(1 << 16, 25)  # warm up; both frames fit into the caches, which others use, too
+    """Joining the buffer with every piece would take 256 times as long for 16 times the size."""
+    # Warm up; both frames fit into the caches, which other programs also use.
+    seconds_for(1 << 16, 25)
     small = min(seconds_for(1 << 16, 25) for _ in range(3))
     large = min(seconds_for(1 << 20, 25) for _ in range(3))
     assert large < 60 * small
 
 
-# -- compression, with bytes that the Go nsqd was seen to send ------------------------------------
+# -- compression, with bytes recorded from the Go nsqd --------------------------------------------
 
 
 OK_FRAME = bytes.fromhex("00000006000000004f4b")
@@ -231,7 +240,7 @@ both = pytest.mark.parametrize("make", [SnappyCodec, DeflateCodec])
 
 
 @pytest.mark.parametrize(("make", "wire"), [(SnappyCodec, SNAPPY_OK), (DeflateCodec, DEFLATE_OK)])
-def test_what_nsqd_sends_first_decodes_however_it_is_cut(make: Make, wire: bytes) -> None:
+def test_the_first_bytes_of_nsqd_are_decoded_with_any_cut(make: Make, wire: bytes) -> None:
     assert make().decompress(wire) == OK_FRAME
     codec = make()
     assert b"".join(codec.decompress(wire[i : i + 1]) for i in range(len(wire))) == OK_FRAME
@@ -240,13 +249,13 @@ def test_what_nsqd_sends_first_decodes_however_it_is_cut(make: Make, wire: bytes
 @both
 @settings(max_examples=examples(30))
 @given(writes=st.lists(st.binary(max_size=3000), max_size=8))
-def test_every_write_can_be_decoded_at_once(make: Make, writes: list[bytes]) -> None:
+def test_every_write_can_be_decoded_immediately(make: Make, writes: list[bytes]) -> None:
     sender, receiver = make(), make()
     for data in writes:
         assert receiver.decompress(sender.compress(data)) == data
 
 
-def test_snappy_writes_one_identifier_skips_padding_and_refuses_a_chunk_from_its_head() -> None:
+def test_snappy_writes_one_identifier_skips_padding_and_limits_chunks() -> None:
     codec = SnappyCodec()
     assert codec.compress(OK_FRAME) == SNAPPY_OK
     assert SNAPPY_IDENTIFIER not in codec.compress(b"more")
@@ -279,7 +288,7 @@ def test_a_damaged_stream_is_a_protocol_error(make: Make, damaged: bytes, compla
 
 
 def decode_all(codec: StreamCodec, pieces: list[bytes], limit: int = 0) -> tuple[bytes, str]:
-    """What the pieces decode to, and the error at the end."""
+    """The decoded bytes of the pieces, and the error at the end."""
     decoded = b""
     try:
         for piece in pieces:
@@ -305,7 +314,7 @@ writes_and_cuts = {
 @both
 @settings(max_examples=examples(50))
 @given(**writes_and_cuts, limit=st.sampled_from([0, 500]), is_ended=st.booleans())
-def test_what_comes_before_damage_or_the_end_is_decoded_first(
+def test_bytes_before_damage_or_the_end_are_decoded_first(
     make: Make, writes: list[bytes], cuts: list[int], limit: int, is_ended: bool
 ) -> None:
     sender = make()
@@ -319,7 +328,7 @@ def test_what_comes_before_damage_or_the_end_is_decoded_first(
 @both
 @settings(max_examples=examples(50))
 @given(**writes_and_cuts, at=st.integers(0, 10_000), flip=st.integers(1, 255))
-def test_damage_anywhere_decodes_as_byte_by_byte(
+def test_damage_anywhere_decodes_the_same_byte_by_byte(
     make: Make, writes: list[bytes], cuts: list[int], at: int, flip: int
 ) -> None:
     sender = make()
@@ -332,12 +341,12 @@ def test_damage_anywhere_decodes_as_byte_by_byte(
 @both
 @settings(max_examples=examples(75))
 @given(data=st.binary(max_size=200))
-def test_random_bytes_at_a_decoder_are_bytes_or_a_protocol_error(make: Make, data: bytes) -> None:
+def test_a_decoder_returns_bytes_or_a_protocol_error(make: Make, data: bytes) -> None:
     with suppress(ProtocolError):
         assert isinstance(make().decompress(data), bytes)
 
 
-CHUNK = 65_536  # the most that a chunk of snappy decodes to
+CHUNK = 65_536  # the largest size of a decoded snappy chunk
 compressed = st.builds(
     lambda data, times: data * times, st.binary(min_size=1, max_size=50), st.integers(1, 20_000)
 )
@@ -345,7 +354,7 @@ compressed = st.builds(
 
 @both
 @given(data=compressed, cuts=st.lists(st.integers(1, 5000), max_size=30))
-def test_a_limit_gives_the_same_bytes_by_pieces(make: Make, data: bytes, cuts: list[int]) -> None:
+def test_a_limit_returns_the_same_bytes_in_pieces(make: Make, data: bytes, cuts: list[int]) -> None:
     sent, decoder, limit = make().compress(data), make(), 1000
     received = []
     for cut in [*cuts, len(sent)]:

@@ -1,4 +1,4 @@
-"""Names that nsqd accepts, addresses as users write them, and text of Go and of others."""
+"""Names that nsqd accepts, addresses as users write them, and text as Go writes it."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ ACCEPTED_NAMES = ["t", "a" * 64, "a.b_c-D9", "x#ephemeral", "a" * 54 + "#ephemer
 
 
 @pytest.mark.parametrize("name", ACCEPTED_NAMES)
-def test_a_name_that_nsqd_accepts_comes_back_unchanged(name: str) -> None:
+def test_a_name_that_nsqd_accepts_is_returned_unchanged(name: str) -> None:
     assert names.check_topic(name) == names.check_channel(name) == name
     assert names.is_ephemeral(name) == ("#" in name)
 
@@ -39,7 +39,7 @@ REFUSED_NAMES += ["ä", "٣", "a/b", "a\x00", "a\r"]
 
 
 @pytest.mark.parametrize("name", REFUSED_NAMES)
-def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
+def test_a_name_that_nsqd_refuses_is_an_error_with_that_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid topic name") as caught:
         names.check_topic(name)
     assert repr(name) in str(caught.value)
@@ -53,7 +53,7 @@ ADDRESSES |= {" 10.0.0.1:1 ": ("10.0.0.1", 1), "[::1]:4150": ("::1", 4150)}
 ADDRESSES |= {"[fe80::1]": ("fe80::1", 4150), "nsqd.example.org:65535": ("nsqd.example.org", 65535)}
 
 
-def test_an_address_is_read() -> None:
+def test_an_address_is_parsed() -> None:
     assert {text: parse_address(text) for text in ADDRESSES} == ADDRESSES
 
 
@@ -68,13 +68,13 @@ NO_ADDRESSES = """
     [
         *((text, "") for text in NO_ADDRESSES.split()),
         *((text, "") for text in ("", "ho st:1", "host:" + "1" * 5000)),
-        # a likely mistake has a remedy of its own
+        # A likely mistake has its own hint.
         ("fe80::1", "[fe80::1]"),
         ("http://localhost:4150", "without a scheme"),
         *((text, "spaces") for text in ("a:4161,b:4161", "a,b", "10.0.0.1:1, 10.0.0.2:1")),
     ],
 )
-def test_what_is_no_address_is_refused_with_a_remedy(text: str, remedy: str) -> None:
+def test_an_invalid_address_is_refused_with_a_hint(text: str, remedy: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid address") as caught:
         parse_address(text)
     assert caught.value.hint
@@ -87,7 +87,7 @@ WITH_A_PASSWORD = """
 
 
 @pytest.mark.parametrize("text", WITH_A_PASSWORD.split())
-def test_a_password_in_what_is_no_address_is_not_shown(text: str) -> None:
+def test_a_password_in_an_invalid_address_is_not_shown(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         http_url(text, names.LOOKUPD_HTTP_PORT)
     assert "hush" not in f"{caught.value} {caught.value.hint}"
@@ -120,7 +120,7 @@ NO_URLS = """
 
 
 @pytest.mark.parametrize("text", [*NO_URLS.split(), "http://ho st/", ""])
-def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
+def test_an_invalid_http_address_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid") as caught:
         http_url(text, names.LOOKUPD_HTTP_PORT)
     assert caught.value.hint
@@ -139,14 +139,16 @@ def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
         ("a[bc]:1", [], ["ab:1"]),
     ],
 )
-def test_patterns_of_addresses(pattern: str, allowed: list[str], others: list[str]) -> None:
+def test_an_address_is_allowed_by_a_matching_pattern(
+    pattern: str, allowed: list[str], others: list[str]
+) -> None:
     patterns = names.parse_patterns(f"unlikely, {pattern}")
     assert all(names.is_allowed(parse_address(text), patterns) for text in allowed)
     assert not any(names.is_allowed(parse_address(text), patterns) for text in others)
 
 
 @pytest.mark.parametrize("text", [":4150", "a:b", "http://h:1", "h:1/x"])
-def test_what_is_no_pattern_of_addresses_is_refused(text: str) -> None:
+def test_an_invalid_pattern_of_addresses_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid pattern of addresses"):
         names.parse_patterns(text)
 
@@ -159,7 +161,7 @@ NO_HOSTS = ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b", "1:2", ":::")
 @pytest.mark.parametrize(
     ("name", "host"), [*HOSTS, ("[fe80::1]", "fe80::1"), *((name, "") for name in NO_HOSTS)]
 )
-def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:
+def test_the_announced_host_of_a_daemon_is_valid_or_empty(name: object, host: str) -> None:
     assert names.announced_host(name) == host
 
 
@@ -169,7 +171,7 @@ QUOTED |= {b"\xff\xc3": rb'"\xff\xc3"', "é €".encode(): '"é €"'.encode()}
 QUOTED |= {"\u2028\u200b".encode(): rb'"\u2028\u200b"', "\U000e0001".encode(): rb'"\U000e0001"'}
 
 
-def test_quoting_is_gos() -> None:
+def test_text_is_quoted_as_by_go() -> None:
     assert {data: quote(data) for data in QUOTED} == QUOTED
 
 
@@ -178,7 +180,7 @@ def test_quoted_text_is_one_line_of_utf8(data: bytes) -> None:
     assert quote(data).decode().isprintable()
 
 
-def test_json_is_gos() -> None:
+def test_json_is_encoded_as_by_go() -> None:
     assert go_json({"b": 1, "a": [None, True]}) == b'{"b":1,"a":[null,true]}'
     assert go_json("<&>\u2028é") == '"\\u003c\\u0026\\u003e\\u2028é"'.encode()
     assert go_json("lone \udcff") == b'"lone ?"'
@@ -194,7 +196,7 @@ AS_GO |= {1_000_000_000: "1s", 1_500_000_000: "1.5s", 60_000_000_000: "1m0s"}
 AS_GO |= {3_600_000_000_000: "1h0m0s", 90_061_000_000_000: "25h1m1s", -1_500_000: "-1.5ms"}
 
 
-def test_durations_are_read_and_are_written_shortly_and_as_go_writes_them() -> None:
+def test_durations_are_parsed_and_formatted_shortly_or_as_by_go() -> None:
     assert {text: parse_duration(text) for text in SECONDS} == pytest.approx(SECONDS)
     assert {seconds: format_duration(seconds) for seconds in SHORT} == SHORT
     assert {duration_ns: go_duration(duration_ns) for duration_ns in AS_GO} == AS_GO
@@ -205,18 +207,18 @@ NO_DURATIONS += ["0-", "9" * 400 + "h"]
 
 
 @pytest.mark.parametrize("text", NO_DURATIONS)
-def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="write 250ms, 30s, 5m or 1h30m") as refused:
         parse_duration(text)
     assert ("has no unit" in str(refused.value)) == (text in ("1", "1.5"))
 
 
 @given(st.integers(min_value=0, max_value=10**9).map(lambda us: us / 1e6))
-def test_what_is_written_reads_back(seconds: float) -> None:
+def test_a_formatted_duration_is_parsed_to_the_same(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
 
 
-AS_IT_IS = [b"plain\ttext\n", "café 😀".encode(), "👩\u200d👧".encode()]  # joiners join
+AS_IT_IS = [b"plain\ttext\n", "café 😀".encode(), "👩\u200d👧".encode()]  # Joiners are kept.
 SHOWN = {text: text for text in AS_IT_IS} | {b"\x1b[31mred": b"\\x1b[31mred", b"\xff": b"\\xff"}
 SHOWN |= {b"bell\x07 del\x7f cr\r": b"bell\\x07 del\\x7f cr\\r", b"\xc2\x9b31m": b"\\x9b31m"}
 SHOWN |= {b"\x9b31m": b"\\x9b31m", "a\u202eb\u2028c".encode(): b"a\\u202eb\\u2028c"}
@@ -227,43 +229,43 @@ def test_control_characters_are_escaped_and_a_line_stays_one_line() -> None:
     assert escape_line("a\nb\tc\r\x85d\u2029e\udc80") == r"a\nb\tc\r\x85d\u2029e\udc80"
 
 
-def test_json_keeps_its_value() -> None:
+def test_escaped_json_keeps_its_value() -> None:
     value = {"a": "\x7f\x9b\u202e\ud800\U000e0041 é 😀\n\x1b"}
-    shown = escape_json(json.dumps(value, ensure_ascii=False, indent=1))
-    assert json.loads(shown) == value
-    assert steering(shown) == ["\n", "\n"]
-    assert "é 😀" in shown
+    escaped = escape_json(json.dumps(value, ensure_ascii=False, indent=1))
+    assert json.loads(escaped) == value
+    assert steering(escaped) == ["\n", "\n"]
+    assert "é 😀" in escaped
 
 
-def test_lines_of_json_are_escaped_as_one_text_is() -> None:
+def test_lines_of_json_are_escaped_like_single_characters() -> None:
     for number in (*range(0x20, 0xD800), *range(0xE000, 0x10000), *range(0xE0000, 0xE0100)):
-        if chr(number) != (shown := escape_json(chr(number))):
-            assert escape_json_lines(f"é{chr(number)}\n".encode()) == f"é{shown}\n".encode()
+        if chr(number) != (escaped := escape_json(chr(number))):
+            assert escape_json_lines(f"é{chr(number)}\n".encode()) == f"é{escaped}\n".encode()
     plain = '{"body": "é 漢 😀 \u061b"}\n'.encode()
     assert escape_json_lines(plain) == plain
 
 
-def test_a_message_in_a_traceback_begins_no_line() -> None:
+def test_a_message_in_a_traceback_starts_no_line() -> None:
     assert harmless_traceback("Traceback (most recent call last):\nE: 1\nnsq: forged\x1b\n") == (
         "Traceback (most recent call last):\n  E: 1\n  nsq: forged\\x1b"
     )
 
 
 @given(st.binary())
-def test_no_control_reaches_the_terminal(text: bytes) -> None:
+def test_no_control_character_reaches_the_terminal(text: bytes) -> None:
     assert set(steering(escape_text(text).decode())) <= {"\t", "\n"}
 
 
 @given(st.text(st.characters()))
 def test_no_text_breaks_a_line(text: str) -> None:
-    shown = escape_line(text)
-    assert not steering(shown)
-    assert len(shown.splitlines()) <= 1
-    shown.encode()
+    escaped = escape_line(text)
+    assert not steering(escaped)
+    assert len(escaped.splitlines()) <= 1
+    escaped.encode()
 
 
 def steering(text: str) -> list[str]:
-    """The characters that a terminal may obey, by what Unicode calls them."""
+    """The characters that a terminal may interpret, by their Unicode category."""
     bidirectional = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     kinds = {"Cc", "Cs", "Zl", "Zp"}
     category, direction = unicodedata.category, unicodedata.bidirectional

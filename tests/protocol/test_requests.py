@@ -1,4 +1,4 @@
-"""Commands out of bytes, whole or in any pieces. Refusals are in tests/conformance."""
+"""Parsing commands from bytes in any pieces. Refusals are in tests/conformance."""
 
 import struct
 from contextlib import suppress
@@ -17,7 +17,7 @@ from nsqtools.protocol.requests import PeerInfo
 ID = b"0123456789abcdef"
 
 
-def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
+def test_a_line_has_a_limit_and_an_incomplete_one_needs_more() -> None:
     assert requests.read_request(b"x" * 16383 + b"\n", 0).position == 16384
     with pytest.raises(requests.LineTooLong):
         requests.read_request(b"x" * 16384, 0)
@@ -30,24 +30,26 @@ def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
     ("command", "delays", "other"),
     [(b"FIN", [], b"TOUCH"), (b"TOUCH", [], b"FIN"), (b"REQ", [b"0", b"90000", b"007"], b"FIN")],
 )
-def test_answers_are_taken_in_one_run(command: bytes, delays: list[bytes], other: bytes) -> None:
+def test_consecutive_answers_are_parsed_in_one_run(
+    command: bytes, delays: list[bytes], other: bytes
+) -> None:
     ends = [b" " + delay for delay in delays] or [b""] * 3
     run = b"".join(b"%b %b%b\n" % (command, ID, end) for end in ends)
     read = requests.read_answers(b".%b%b %b\n" % (run, other, ID), 1)
     assert read == (command, [ID] * 3, delays, 1 + len(run))
-    many = requests.read_answers(run * 1000, 0)
-    assert len(many.ids) == 500  # more hold up others
+    limited = requests.read_answers(run * 1000, 0)
+    assert len(limited.ids) == 500  # More would delay other clients.
 
 
 NOT_PLAIN = [b"FIN " + ID[1:] + end for end in (b"\n", b"\r\n", b"\t\n")]
 NOT_PLAIN += [b"FIN " + ID + b"\r\n", b"FIN " + ID[2:] + b" a\n", b"FIN " + ID, b"TOUCH " + ID]
 NOT_PLAIN += [b"fin " + ID + b"\n"]
-DELAYS = [b"", b" ", b" -1", b" 1\r", b" 1000000000"]  # in the last the arithmetic may wrap
+DELAYS = [b"", b" ", b" -1", b" 1\r", b" 1000000000"]  # The arithmetic of the last may overflow.
 NOT_PLAIN += [b"REQ " + ID + delay + b"\n" for delay in DELAYS]
 
 
 @pytest.mark.parametrize("line", NOT_PLAIN)
-def test_only_plain_answers_are(line: bytes) -> None:
+def test_only_plain_answers_are_parsed_in_runs(line: bytes) -> None:
     assert requests.read_answers(line, 0) is None
 
 
@@ -56,7 +58,7 @@ def test_only_plain_answers_are(line: bytes) -> None:
     st.binary(max_size=5),
     st.lists(st.integers(0, 60)),
 )
-def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: list[int]) -> None:
+def test_bodies_are_parsed_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: list[int]) -> None:
     data = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies)) + rest
     reader = requests.BodiesReader(100, 10_000)
     ends = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
@@ -68,7 +70,8 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
             break
         except requests.Incomplete as more:
             buffer = buffer[more.position :]
-            needless += [more] * (len(buffer) >= more.needed)  # what it waits for is there
+            # It waits although the bytes have arrived.
+            needless += [more] * (len(buffer) >= more.needed)
     assert not needless
     assert reader.bodies == bodies
     assert (buffer[position:] + data[end:]) == rest
@@ -81,7 +84,7 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
     st.integers(-2, 2),
     st.binary(max_size=3),
 )
-def test_an_mpub_is_accepted_at_once_only_if_all_its_messages_are(
+def test_an_mpub_is_accepted_in_one_step_only_if_all_its_messages_are(
     bodies: list[bytes], added_count: int, added_size: int, rest: bytes
 ) -> None:
     content = struct.pack(">i", len(bodies) + added_count) + b"".join(map(sized, bodies))
@@ -105,16 +108,16 @@ NO_INFOS = [b"", b"[]", b"{", b"\xff", b'{"tcp_port": "1"}', b'{"http_port": tru
 
 
 @pytest.mark.parametrize("data", [*NO_INFOS, b'{"version": 1}'])
-def test_an_answer_to_identify_is_read_or_refused(data: bytes) -> None:
-    assert {each: requests.decode_peer_info(each) for each in INFOS} == INFOS
+def test_peer_info_in_identify_is_parsed_or_refused(data: bytes) -> None:
+    assert {info: requests.decode_peer_info(info) for info in INFOS} == INFOS
     with pytest.raises(ProtocolError):
         requests.decode_peer_info(data)
 
 
-# -- the answers to IDENTIFY; what is asked by it is in client/test_options.py ---------------------
+# -- responses to IDENTIFY; its requests are in client/test_options.py -----------------------------
 
 
-def test_ok_means_an_old_nsqd_and_of_a_reply_what_is_unknown_is_passed_over() -> None:
+def test_ok_means_an_old_nsqd_and_unknown_fields_are_ignored() -> None:
     reply = decode_identify_reply(b"OK")
     assert (reply.max_rdy_count, reply.msg_timeout, reply.version) == (2500, 60_000, "")
     assert not any([reply.tls_v1, reply.snappy, reply.deflate, reply.auth_required])
@@ -122,7 +125,7 @@ def test_ok_means_an_old_nsqd_and_of_a_reply_what_is_unknown_is_passed_over() ->
     assert decode_identify_reply(reply.encode()) == reply
     few = b'{"max_rdy_count":7,"new":[1],"version":null}'
     assert decode_identify_reply(few) == IdentifyReply(max_rdy_count=7)
-    # which begins no line of its own in a log
+    # A newline would start another line of a log.
     assert decode_identify_reply(rb'{"version":"1\nERROR"}').version == r"1\nERROR"
 
 
@@ -136,12 +139,12 @@ WRONG_FIELDS = """
 
 
 @pytest.mark.parametrize("data", [*WRONG, *(b"{%b}" % f.encode() for f in WRONG_FIELDS.split())])
-def test_any_other_answer_is_a_protocol_error(data: bytes) -> None:
+def test_any_other_response_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_identify_reply(data)
 
 
 @given(st.binary(max_size=60))
-def test_random_answers_are_a_reply_or_a_protocol_error(data: bytes) -> None:
+def test_a_random_response_is_a_reply_or_a_protocol_error(data: bytes) -> None:
     with suppress(ProtocolError):
         decode_identify_reply(data)

@@ -1,4 +1,4 @@
-"""/stats is encoded in small pieces, which together are the document, and read back."""
+"""/stats is encoded in small pieces, and the joined document is decoded again."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def distinct(kind: type[T], **read: Any) -> T:
-    """Every plain field has another value."""
+    """Create an object whose plain fields all have different values."""
     of_type: dict[str, Callable[[int], object]] = {"int": int, "str": str, "bool": bool}
     for number, field in enumerate(fields(kind), 1):  # type: ignore[arg-type]
         if make := of_type.get(str(field.type)):
@@ -50,13 +50,13 @@ TOPICS = (
     ],
     ids=["all", "nothing"],
 )
-def test_what_is_written_in_small_pieces_is_read(stats: NsqdStats) -> None:
+def test_stats_written_in_small_pieces_are_decoded_again(stats: NsqdStats) -> None:
     pieces = list(stats.encoded())
     assert max(map(len, pieces)) < 5000
     assert read_stats(json.loads(b"".join(pieces))) == stats
 
 
-def test_another_type_counts_as_none_and_before_1_2_1_clients_are_counted() -> None:
+def test_an_invalid_type_counts_as_none_and_old_clients_are_counted() -> None:
     stats = read_stats({"producers": [{"client_id": 3, "state": 3, "deflate": 3}]})
     [client] = stats.producers or ()
     assert (client.client_id, client.state, client.deflate) == ("", 3, False)
@@ -81,7 +81,7 @@ ONE_IS_NONE = [{"quantile": "a", "value": 1}, {"quantile": 1, "value": 2}]
         ({"percentiles": [{"quantile": 0.5, "value": float("inf")}]}, NO_PERCENTILES),
     ],
 )
-def test_what_is_no_latency_counts_as_none(document: object, expected: LatencyStats | None) -> None:
+def test_an_invalid_latency_counts_as_none(document: object, expected: LatencyStats | None) -> None:
     topic = read_topic({"topic_name": "t", "depth": HUGE, "e2e_processing_latency": document})
     assert topic.e2e_processing_latency == (expected or LatencyStats())
     assert (topic.topic_name, topic.depth, topic.channels) == ("t", 0, ())
@@ -99,17 +99,17 @@ WHOLE = '{"version":"1","topics":[%s],"producers":[{"client_id":"{\\"topic_name\
         [[("b", 1), ("c", 1)], [("a", 1), ("b", 1), ("c", 1), ("d", 1)], [("d", 1), ("a", 1)]],
     ],
 )
-def test_what_changed_is_decoded_and_the_rest_is_known(answers: list[list[Any]]) -> None:
+def test_stats_of_a_reader_equal_the_decoded_document(answers: list[list[Any]]) -> None:
     reader = StatsReader()
     for answer in answers:
         body = WHOLE % ",".join(TOPIC % topic for topic in answer)
         stats = reader.read(body.encode(), json.loads)
-        whole = read_stats(json.loads(body))
-        assert set(stats.topics or ()) == set(whole.topics or ())
-        assert replace(stats, topics=()) == replace(whole, topics=())
+        complete = read_stats(json.loads(body))
+        assert set(stats.topics or ()) == set(complete.topics or ())
+        assert replace(stats, topics=()) == replace(complete, topics=())
 
 
-def test_only_what_changed_is_decoded() -> None:
+def test_only_changed_topics_are_decoded() -> None:
     reader, sizes = StatsReader(), []
 
     def decode(body: bytes) -> Any:
@@ -135,7 +135,7 @@ def test_only_what_changed_is_decoded() -> None:
         '{"topics":null}',
     ],
 )
-def test_an_answer_of_another_form_is_read_as_a_whole(body: str) -> None:
+def test_a_response_of_another_form_is_decoded_completely(body: str) -> None:
     reader = StatsReader()
     for _ in range(2):
         assert reader.read(body.encode(), json.loads) == read_stats(json.loads(body))
