@@ -19,7 +19,7 @@ from plugins.raw_client import HEARTBEAT, MESSAGE, RESPONSE, RawClient, received
 from plugins.servers import NSQD_KINDS, AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
+SCAN_S = 6.0  # the longest time until the Go nsqd notices a timeout on a new channel
 
 
 @pytest.fixture(scope="module", params=NSQD_KINDS)
@@ -53,7 +53,7 @@ def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
 def test_a_message_times_out_and_is_redelivered(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as sleeper, RawClient(nsqd.tcp_address) as client:
-        client.identify(msg_timeout=60_000)  # so that its FIN is in time
+        client.identify(msg_timeout=60_000)  # so that its FIN is not late
         client.subscribe("timeout", "ch")
         sleeper.subscribe("timeout", "ch", ready=1)
         started_s = time.monotonic()
@@ -71,7 +71,7 @@ def test_a_message_times_out_and_is_redelivered(timed_nsqd: Nsqd) -> None:
     assert waited_s > 0.9
     assert failed == b"E_FIN_FAILED FIN %b failed ID not in flight" % first.id
     timeouts = nsqd.channel_stats("timeout", "ch")["timeout_count"]
-    # once, unless the RDY 0 took longer than a second
+    # It is delivered once, unless the RDY 0 took longer than a second.
     assert (first.attempts, second.attempts) == (1, 1 + timeouts)
     assert timeouts >= 1
 
@@ -93,7 +93,7 @@ def test_touch_extends_a_timeout_up_to_its_limit(any_nsqd: AnyNsqd) -> None:
     nsqd.create_channel("touch", "ch")
     with subscribed(nsqd.tcp_address, "touch", "ch", ready=1) as client:
         began_s = sent_s = time.monotonic()
-        longest_s = 0.0  # that nsqd may have seen no touch
+        longest_s = 0.0  # for which nsqd may have seen no touch
         nsqd.publish("touch", b"body")
         held = client.read_message()
         while not select.select([client.socket], [], [], 0.3)[0]:
@@ -101,11 +101,11 @@ def test_touch_extends_a_timeout_up_to_its_limit(any_nsqd: AnyNsqd) -> None:
             client.send(b"TOUCH %b\n" % held.id)
             nsqd.get("/ping")
             longest_s = max(longest_s, time.monotonic() - before_s)
-        while (found := client.read())[0] != MESSAGE:
-            pass  # a touch was too late
+        while (frame := client.read())[0] != MESSAGE:
+            pass  # A touch was too late.
         waited_s = time.monotonic() - began_s
 
-    assert received(found[1]).attempts == 2
+    assert received(frame[1]).attempts == 2
     assert waited_s > 1.9 or max(longest_s, time.monotonic() - sent_s) > 0.9
     assert waited_s < patience_s(2 + SCAN_S)
 
@@ -113,7 +113,7 @@ def test_touch_extends_a_timeout_up_to_its_limit(any_nsqd: AnyNsqd) -> None:
 def test_a_message_requeued_with_a_delay_is_deferred(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
-        client.identify(msg_timeout=60_000)  # so that its REQ is in time
+        client.identify(msg_timeout=60_000)  # so that its REQ is not late
         client.subscribe("requeue", "ch", ready=1)
         nsqd.publish("requeue", b"long")
         client.send(b"REQ %b 60000\n" % client.read_message().id)
@@ -132,8 +132,8 @@ def test_a_message_requeued_with_a_delay_is_deferred(timed_nsqd: Nsqd) -> None:
 
 def test_ephemeral_channels_end_with_their_consumers(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
-    what = (nsqd.tcp_address, "t#ephemeral", "ch#ephemeral")
-    with subscribed(*what), subscribed(*what):
+    subscription = (nsqd.tcp_address, "t#ephemeral", "ch#ephemeral")
+    with subscribed(*subscription), subscribed(*subscription):
         pass
     wait_until(lambda: not nsqd.stats()["topics"], what="channel and topic are gone")
     nsqd.post("/pub", b"late", topic="t", defer=300)
@@ -157,7 +157,7 @@ def test_sampling_discards_and_output_is_buffered_for_its_timeout(any_nsqd: AnyN
         wait_until(lambda: figures("message_count", "depth") == [1000, 0], what="it is drained")
         assert 150 < figures("in_flight_count")[0] < 480
     with RawClient(nsqd.tcp_address) as client:
-        started_s = time.monotonic()  # the buffer leaves at intervals from here on
+        started_s = time.monotonic()  # From here on the buffer is flushed at intervals.
         client.identify(output_buffer_timeout=1000, output_buffer_size=16384)
         client.subscribe("u", "ch", ready=100)
         client.settle()
@@ -173,7 +173,7 @@ def test_sampling_discards_and_output_is_buffered_for_its_timeout(any_nsqd: AnyN
 def test_output_that_needs_no_buffering_is_written_immediately(
     any_nsqd: AnyNsqd, size: int, ready: int
 ) -> None:
-    """Else it would come after an hour, long after the deadline of a read."""
+    """Buffered output would arrive after an hour, long after the deadline of a read."""
     nsqd = any_nsqd("-max-output-buffer-timeout=1h")
     with RawClient(nsqd.tcp_address) as client:
         client.identify(output_buffer_size=size, output_buffer_timeout=3_600_000)
@@ -197,7 +197,7 @@ def test_only_a_complete_command_keeps_a_client_connected(any_nsqd: AnyNsqd) -> 
         stuck.send(b"PUB t\n\0\0\0\x09half")
         slow.send(b"MPUB t\n\0\0\0\x64\0\0\0\x0a")
         while (refusal := slow.read_frame()) == (RESPONSE, HEARTBEAT):
-            with suppress(ConnectionError):  # it has closed, and the error is still to be read
+            with suppress(ConnectionError):  # nsqd has closed, and the error is still to be read.
                 slow.send(b"\0\0\0\1x")
             assert alive.read_frame() == (RESPONSE, HEARTBEAT)
             alive.send(b"NOP\n")

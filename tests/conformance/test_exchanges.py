@@ -1,20 +1,20 @@
-"""The embedded daemons answer as the Go ones did when the exchanges of this folder were recorded.
+"""The embedded daemons answer as the Go daemons did when the exchanges were recorded.
 
 ``exchanges/`` has a table in each file and a case in each line: its name, the flags of the daemon,
-and what is sent with what Go answered, in turn. Bytes are latin-1, and ``{x*300}`` is x 300 times.
-What differs from run to run and from machine to machine is masked. ``TOPIC`` is a topic of the
-case's own, ``{a 0}`` the id of the first message that came to client a.
+and the requests, each followed by the answer of Go. Bytes are latin-1, and ``{x*300}`` is x 300
+times. Values that differ between runs or machines are masked. ``TOPIC`` is a topic that only this
+case uses, ``{a 0}`` the id of the first message delivered to client a.
 
-    tcp          {client: bytes}, and the frames to wait for; one that ends sends no more, and
-                 all that comes until nsqd closes is the answer
-    clients      several of them; [method, target, body]; of the figures of a channel, or of the
-                 topic, what they become; "restart"
-    http         [method, target, body] on one connection; bytes have a connection of their own
-    nsqlookupd   {peer: bytes}, which waits for an answer to each line, or to the end if the peer
+    tcp          {client: bytes}, and the frames to wait for; a client that ends sends no more, and
+                 its answer is everything until nsqd closes
+    clients      several clients; [method, target, body]; final statistics of a channel or of the
+                 topic; "restart"
+    http         [method, target, body] on one connection; bytes have their own connection
+    nsqlookupd   {peer: bytes}, which waits for an answer to each line, or for the end if the peer
                  leaves; [method, target]
 
-Go lists maps in random order, so lists of nsqlookupd with several items are sorted. One test here
-asks the Go daemons again. To add a case, add a line with null for each answer, and
+Go lists maps in random order, so lists of nsqlookupd with several items are sorted. One test plays
+the cases with the Go daemons again. To add a case, add a line with null for each answer, and run
 
     NSQTOOLS_RECORD_EXCHANGES=1 pytest tests/conformance/test_exchanges.py -k go
 """
@@ -54,8 +54,8 @@ Steps = list[list[Any]]
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_embedded_daemon_answers_as_recorded(table: str) -> None:
-    found = differences(table, EMBEDDED)
-    assert not found, "\n".join(found)
+    lines = differences(table, EMBEDDED)
+    assert not lines, "\n".join(lines)
 
 
 @pytest.mark.real_nsqd
@@ -63,20 +63,20 @@ def test_the_go_daemons_answer_as_recorded() -> None:
     if os.environ.get("NSQTOOLS_RECORD_EXCHANGES"):
         for table in TABLES:
             (FOLDER / f"{table}.jsonl").write_text("".join(play(table, GO)))
-    with ThreadPoolExecutor(4) as pool:  # they mostly wait
-        found = list(chain(*pool.map(partial(differences, kinds=GO), TABLES)))
-    assert not found, "\n".join(found)
+    with ThreadPoolExecutor(4) as pool:  # They mostly wait.
+        lines = list(chain(*pool.map(partial(differences, kinds=GO), TABLES)))
+    assert not lines, "\n".join(lines)
 
 
 def differences(table: str, kinds: dict[str, Any]) -> list[str]:
-    """What is answered otherwise than it was recorded, a line for each case."""
+    """A line for each case whose answers differ from the recorded ones."""
     recorded = (FOLDER / f"{table}.jsonl").read_text().splitlines(keepends=True)
     pairs = zip(play(table, kinds), recorded, strict=True)
     return [f"{table}: {now}recorded: {then}" for now, then in pairs if now != then]
 
 
 def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
-    """Play all cases; those of nsqd with the same flags have one, each of nsqlookupd its own."""
+    """Play all cases; cases of nsqd with equal flags share one, each of nsqlookupd has its own."""
     with ExitStack() as stack:
         nsqds: dict[tuple[str, ...], Any] = {}
         for line in (FOLDER / f"{table}.jsonl").read_text().splitlines():
@@ -115,9 +115,9 @@ def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
             nsqd.start()
             return "restarted"
         if isinstance(sent, list) and sent[0] == "stats":
-            while (found := figures(*sent[1:])) != answered and time.monotonic() < until_s:
+            while (statistics := figures(*sent[1:])) != answered and time.monotonic() < until_s:
                 time.sleep(0.01)
-            return found
+            return statistics
         if isinstance(sent, list):
             method, target, body = (*sent, "")[:3]
             status, text = nsqd.request(method, target.replace("TOPIC", topic), body.encode())
@@ -135,7 +135,7 @@ def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
     def shown(name: str, frame: tuple[int, bytes]) -> str:
         kind, data = frame
         if kind == MESSAGE:
-            number = sum(each.startswith(f"{{{name} ") for each in ids)
+            number = sum(known_id.startswith(f"{{{name} ") for known_id in ids)
             ids[f"{{{name} {number}}}"] = data[10:26].decode()
             data = data[8:10] + data[26:]
         text = data.decode("latin-1")
@@ -148,11 +148,12 @@ def act(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
 
 
 def frames_of(client: RawClient, answered: list[str] | None) -> Iterator[tuple[int, bytes]]:
-    """As many frames as were recorded, or those up to the end."""
+    """As many frames as were recorded, or all until the end."""
     for _ in answered if answered is not None else count():
         try:
             yield client.read_frame()
-        except (EOFError, ConnectionError):  # Go closes with input unread: a reset, too
+        # Go closes with unread input, which may also cause a reset.
+        except (EOFError, ConnectionError):
             if answered is not None:
                 yield -1, b"closed"
             return
@@ -162,41 +163,41 @@ def frames_of(client: RawClient, answered: list[str] | None) -> Iterator[tuple[i
 
 
 def ask(nsqd: Nsqd, steps: Steps, topic: str) -> list[Any]:
-    """Status, headers and body of each answer."""
-    found: list[Any] = []
+    """The status, headers and body of each answer."""
+    answers: list[Any] = []
     with closing(http.client.HTTPConnection(nsqd.http_address, timeout=TIMEOUT_S)) as connection:
         for sent, _ in steps:
             if isinstance(sent, str):
-                found.append(answers_to_bytes(nsqd, sent.encode("latin-1")))
+                answers.append(answers_to_bytes(nsqd, sent.encode("latin-1")))
                 continue
             method, target, body = (*sent, "")[:3]
             status, headers, text = answer(
                 connection, method, target.replace("TOPIC", topic), body.encode("latin-1")
             )
-            found.append([status, headers, masked(text, nsqd).decode("latin-1")])
-    return found
+            answers.append([status, headers, masked(text, nsqd).decode("latin-1")])
+    return answers
 
 
 def answers_to_bytes(nsqd: Nsqd, data: bytes) -> list[Any]:
-    """Send bytes, stop sending; each answer's status, headers by name, and body."""
+    """Send bytes and shut down; return status, sorted headers and body of each answer."""
     host, _, port = nsqd.http_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(data)
         received = connection.makefile("rb").read().decode("latin-1")
-    found = []
-    for each in re.split(r"(?=HTTP/1\.\d \d{3} )", received):
-        head, _, body = re.sub(r"Date: [^\r]*", "Date:", each).partition("\r\n\r\n")
+    answers = []
+    for text in re.split(r"(?=HTTP/1\.\d \d{3} )", received):
+        head, _, body = re.sub(r"Date: [^\r]*", "Date:", text).partition("\r\n\r\n")
         status, *fields = head.split("\r\n")
-        found.append([status, sorted(fields), body])
-    return found
+        answers.append([status, sorted(fields), body])
+    return answers
 
 
 def masked(body: bytes, nsqd: Nsqd) -> bytes:
     body = body.replace(b'"hostname":"%b"' % socket.gethostname().encode(), b'"hostname":"OWN"')
-    # "127.0.0.1:0" is what one was given and another was not
-    for own in (str(nsqd.data_path), nsqd.tcp_address, nsqd.http_address, "127.0.0.1:0"):
-        body = body.replace(own.encode(), b"OWN")
-    ports = [each.rpartition(":")[2] for each in (nsqd.tcp_address, nsqd.http_address)]
+    # "127.0.0.1:0" is the default of one daemon and was given to the other.
+    for value in (str(nsqd.data_path), nsqd.tcp_address, nsqd.http_address, "127.0.0.1:0"):
+        body = body.replace(value.encode(), b"OWN")
+    ports = [address.rpartition(":")[2] for address in (nsqd.tcp_address, nsqd.http_address)]
     figures = "start_time|http_port|tcp_port|heap_\\w+|gc_\\w+|next_gc_bytes"
     for pattern in (
         rf"^({'|'.join(ports)})$",
@@ -214,16 +215,16 @@ def masked(body: bytes, nsqd: Nsqd) -> bytes:
 
 
 def lookup(lookupd: Nsqlookupd, steps: Steps) -> list[Any]:
-    """Text over TCP; status, headers and body of HTTP."""
+    """The text over TCP; the status, headers and body over HTTP."""
     peers: dict[str, RawPeer] = {}
-    found: list[Any] = []
+    answers: list[Any] = []
     with ExitStack() as stack:
         connection = http.client.HTTPConnection(lookupd.http_address, timeout=TIMEOUT_S)
         stack.enter_context(closing(connection))
         for sent, _ in steps:
             if isinstance(sent, list):
                 status, headers, body = answer(connection, *sent)
-                found.append([status, headers, in_order(masked_lookup(body))])
+                answers.append([status, headers, in_order(masked_lookup(body))])
                 continue
             [name] = sent.keys() - {"leaves", "magic"}
             if name not in peers:
@@ -232,11 +233,11 @@ def lookup(lookupd: Nsqlookupd, steps: Steps) -> list[Any]:
             peer, data = peers[name], sent[name].encode("latin-1")
             peer.send(data)
             if "leaves" in sent:
-                found.append(masked_lookup(peer.leave()))
+                answers.append(masked_lookup(peer.leave()))
             else:
                 responses = [peer.read_response() for _ in range(data.count(b"\n"))]
-                found.append(list(map(masked_lookup, responses)))
-    return found
+                answers.append(list(map(masked_lookup, responses)))
+    return answers
 
 
 def masked_lookup(data: bytes) -> str:

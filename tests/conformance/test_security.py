@@ -47,7 +47,7 @@ def trusting(certificates: Certificates) -> ssl.SSLContext:
 
 def test_messages_pass_tls_and_compression(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = tls_nsqd()
-    # which compress well, badly, not at all
+    # The bodies compress well, badly, and not at all.
     bodies = [b"x" * 300_000, bytes(range(256)) * 10, b"y"]
     for codec, with_tls in product(("", "snappy", "deflate"), (False, True)):
         topic = f"{codec or 'plain'}.{with_tls}"
@@ -106,7 +106,7 @@ def test_a_failed_handshake_is_reported_in_plain_text(
     with RawClient(nsqd.tcp_address) as client:
         client.negotiate(tls=trusting(certificates))
         assert isinstance(client.socket, ssl.SSLSocket)
-        with pytest.raises(ssl.SSLEOFError):  # asyncio waits for the end of the connection, too
+        with pytest.raises(ssl.SSLEOFError):  # asyncio also waits for the end of the connection.
             client.socket.unwrap()
     with RawClient(nsqd.tcp_address) as client:
         client.identify(tls_v1=True)
@@ -203,10 +203,10 @@ def test_the_permissions_of_a_secret_are_applied(auth_nsqd: Nsqd, auth_server: A
 
 
 def test_a_pattern_matches_as_in_go(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
-    """A line has a pattern, a name, and whether it is allowed; null: the answer is refused."""
+    """A line has a pattern, a name, and whether it is allowed; null if the answer is refused."""
     lines = Path(__file__).with_name("patterns.jsonl").read_text("utf-8").splitlines()
     patterns = [json.loads(line) for line in lines]
-    found: list[list[object]] = []
+    outcomes: list[list[object]] = []
     for number, (pattern, name, _) in enumerate(patterns):
         secret = str(number)
         auth_server.allow(secret, topic="^t$", channels=[pattern])
@@ -215,8 +215,8 @@ def test_a_pattern_matches_as_in_go(auth_nsqd: Nsqd, auth_server: AuthServer) ->
             if auth(client, secret.encode()) != b"E_AUTH_FAILED AUTH failed":
                 client.send(f"SUB t {name}\n".encode())
                 outcome = client.read()[1] == b"OK"
-        found.append([pattern, name, outcome])
-    assert found == patterns
+        outcomes.append([pattern, name, outcome])
+    assert outcomes == patterns
 
 
 RULE = b'{"ttl":1,"authorizations":[{"topic":"%b","channels":["%b"],"permissions":["%b"]}]}'
@@ -259,7 +259,7 @@ def test_a_slow_auth_server_disconnects_no_client(
     any_nsqd: AnyNsqd, auth_server: AuthServer
 ) -> None:
     auth_server.allow("secret", after_s=3.5)
-    times = ("-http-client-connect-timeout=0s", "-http-client-request-timeout=0s")  # any
+    times = ("-http-client-connect-timeout=0s", "-http-client-request-timeout=0s")  # unlimited
     nsqd = any_nsqd(f"-auth-http-address={auth_server.address}", *times)
     with RawClient(nsqd.tcp_address) as client:
         client.identify(heartbeat_interval=1000)
@@ -292,10 +292,10 @@ def test_an_expired_auth_answer_is_requested_again(
         assert wait_until(refusal, what="a refusal") == b"E_AUTH_FAILED AUTH failed"
 
 
-# -- of the embedded one alone: what a pattern may cost ------------------------------------------
+# -- the embedded nsqd alone: the cost of a pattern ----------------------------------------------
 
 
-# The first four are from the measurements of 0.3.0, on names that almost match.
+# The first four were measured with 0.3.0 on names that almost match.
 SLOW_WITH_BACKTRACKING = [r"^(a+)+$", r"^(\w+\.?)+$", r"^([a-z]+)*\.prod$", "(x+x+)+y"]
 SLOW_WITH_BACKTRACKING += ["^(([a-z])+.)+[A-Z]([a-z])+$", "(a*)*b", "(.*.*.*.*.*)*="]
 
@@ -326,7 +326,7 @@ def test_no_name_is_slow_to_match(pattern: str) -> None:
         assert min(times_s) < 0.001
 
 
-def test_without_re2_a_pattern_outside_the_common_syntax_is_refused_by_the_name_of_the_extra(
+def test_without_re2_an_uncommon_pattern_is_refused_with_the_name_of_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, auth_server: AuthServer
 ) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
