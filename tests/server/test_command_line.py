@@ -1,4 +1,4 @@
-"""Flags in Go's syntax, the TOML file, and how the daemon in front starts and ends."""
+"""Flags in Go's syntax, the TOML file, and how the daemon starts and stops in the foreground."""
 
 import re
 import signal
@@ -50,7 +50,7 @@ READ: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("line", READ)
-def test_flags_are_read_as_go_reads_them(line: str) -> None:
+def test_flags_are_parsed_as_by_go(line: str) -> None:
     assert parse_flags(FLAGS, line.split()).options == READ[line]
 
 
@@ -70,7 +70,7 @@ SAME_WORDS_OF_NSQLOOKUPD = """
 """
 
 
-def test_refusals_usage_and_version_are_gos(run_nsq: RunNsq, go_program: GoProgram) -> None:
+def test_refusals_usage_and_version_are_those_of_go(run_nsq: RunNsq, go_program: GoProgram) -> None:
     refused = {"nsqd": SAME_WORDS, "nsqlookupd": SAME_WORDS_OF_NSQLOOKUPD.split()}
     for program, arguments in refused.items():
         for argument in ("-h", *arguments):
@@ -79,9 +79,9 @@ def test_refusals_usage_and_version_are_gos(run_nsq: RunNsq, go_program: GoProgr
 
             assert (ours.status, ours.out) == (go.returncode, b""), argument
             assert go.returncode == (0 if argument == "-h" else 2), argument
-            # flags of our own say so in the usage; and ssl3.0 is in Go's, and refused
-            own = re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", ours.err)
-            assert own == go.stderr.replace("'ssl3.0', ", ""), argument
+            # The usage marks our own flags. Go's usage lists ssl3.0, which it refuses.
+            usage = re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", ours.err)
+            assert usage == go.stderr.replace("'ssl3.0', ", ""), argument
         version = run_nsq([program, "-version"])
         assert (version.status, version.err) == (0, "")
         assert re.fullmatch(rf"{program} v1\.3\.0 \(built w/python[\d.]+\)\n", version.out.decode())
@@ -96,7 +96,7 @@ CONFIG: dict[str, dict[str, object]] = {
     **{key: {"max_rdy_count": 5} for key in ("max_rdy_count = 5", 'max_rdy_count = "5"')},
     **{key: {"snappy": False} for key in ("snappy = false", 'snappy = "false"')},
     "deflate = 0": {"deflate": False},
-    "\ufeffid = 7": {"node_id": 7},  # as editors of Windows begin it
+    "\ufeffid = 7": {"node_id": 7},  # as some editors on Windows start a file
     "node_id = 7": {},
     'nsqlookupd_tcp_addresses = ["a:1", "b:2"]': {"lookupd_tcp_address": ("a:1", "b:2")},
     'nsqlookupd_tcp_addresses = "a:1,b:2"': {"lookupd_tcp_address": ("a:1", "b:2")},
@@ -120,7 +120,7 @@ def test_a_config_file_is_read_or_refused(tmp_path: Path, line: str) -> None:
         assert read_config(str(path), NsqdOptions) == CONFIG[line]
 
 
-def test_an_option_of_addresses_accepts_a_text_and_tls_required_a_bool() -> None:
+def test_an_option_of_addresses_accepts_a_string_and_tls_required_a_bool() -> None:
     options = NsqdOptions(lookupd_tcp_address="a:1", auth_http_address="b:2")  # type: ignore[arg-type]
     assert (options.lookupd_tcp_address, options.auth_http_address) == (("a:1",), ("b:2",))
     assert NsqdOptions(tls_required=True, tls_cert="c", tls_key="k").tls_required == 2
@@ -146,7 +146,7 @@ def test_an_encrypted_key_does_not_prompt_for_its_password(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_it_raises_the_file_limit_logs_like_nsqd_and_stops_on_a_signal(
+def test_the_daemon_raises_the_file_limit_logs_like_go_and_stops_on_a_signal(
     data_path: DataPath, serve: Serve, tmp_path: Path, number: int
 ) -> None:
     """The command line overrides the options of a file."""
@@ -159,9 +159,9 @@ def test_it_raises_the_file_limit_logs_like_nsqd_and_stops_on_a_signal(
     config.write_text('log_prefix = "[x] "\ntcp_address = "127.0.0.1:1"\nunknown = true\n')
     nsqd = serve(Limited(data_path(), f"-config={config}", "-verbose"))
     limits = Path(f"/proc/{nsqd.pid}/limits").read_text()
-    found = re.search(r"^Max open files +(\d+) +(\d+)", limits, re.MULTILINE)
-    assert found
-    assert found[1] == found[2] != "256"
+    limit = re.search(r"^Max open files +(\d+) +(\d+)", limits, re.MULTILINE)
+    assert limit
+    assert limit[1] == limit[2] != "256"
 
     lines = nsqd.log.splitlines()
     pattern = r"\[x\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (INFO|WARNING): \S.*"

@@ -24,7 +24,7 @@ from nsqtools.server.queues.queue_files import (
     queues_with_files,
 )
 
-RECORD = b"r" * 26  # the smallest that is allowed
+RECORD = b"r" * 26  # the smallest allowed size
 ON_DISK = len(RECORD) + 4
 ALL = 1 << 30
 
@@ -45,7 +45,7 @@ def put_records(disk: DiskQueue, records: Sequence[bytes]) -> None:
 
 
 class Later(DiskWork):
-    """Does the work of the disk thread when it is told to."""
+    """Runs the work of the disk thread in ``catch_up``."""
 
     def __init__(self) -> None:
         self._given: list[tuple[Work, Done]] = []
@@ -79,14 +79,14 @@ def test_a_put_that_fails_keeps_no_record(tmp_path: Path) -> None:
             put_records(disk, [RECORD, b"x" * size])
         assert disk.get(9, ALL) == []
     put_records(disk, [record(0)])
-    (tmp_path / "t:ch.diskqueue.000001.dat").mkdir()  # no file can be made
+    (tmp_path / "t:ch.diskqueue.000001.dat").mkdir()  # so that the file cannot be created
     with pytest.raises(IsADirectoryError):
         put_records(disk, [record(1), record(2)])
     put_records(disk, [record(3)])
     assert (disk.depth, disk.get(9, ALL)) == (2, [record(0), record(3)])
 
 
-def test_it_syncs_private_files_after_sync_every_operations(tmp_path: Path) -> None:
+def test_private_files_are_synced_after_sync_every_operations(tmp_path: Path) -> None:
     disk = queue(tmp_path, sync_every=3)
     put_records(disk, [RECORD, RECORD])
     assert data_files(tmp_path) == [path.name for path in tmp_path.iterdir()]
@@ -95,7 +95,7 @@ def test_it_syncs_private_files_after_sync_every_operations(tmp_path: Path) -> N
     assert meta(tmp_path) == f"1\n0,{ON_DISK}\n0,{2 * ON_DISK}\n"
     assert not disk.needs_sync
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
-    for depth, sync_every in ((2, 0), (3, -1)):  # each operation
+    for depth, sync_every in ((2, 0), (3, -1)):  # after each operation
         disk = queue(tmp_path, sync_every=sync_every)
         put_records(disk, [RECORD])
         expected = f"{depth}\n0,{ON_DISK}\n0,{(depth + 1) * ON_DISK}\n"
@@ -203,7 +203,7 @@ def test_a_depth_without_files_becomes_0(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_positions_remove_no_file(tmp_path: Path, positions: str) -> None:
-    """Files that were set aside earlier have the next names already."""
+    """Files that were moved aside earlier already have the next names."""
     disk = queue(tmp_path)
     put_records(disk, [record(number) for number in range(30)])
     disk.close()
@@ -252,7 +252,7 @@ SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)
 def test_records_keep_their_order_and_read_files_are_removed(
     tmp_path_factory: pytest.TempPathFactory, steps: list[list[int] | int | str], max_bytes: int
 ) -> None:
-    """A list puts records of these sizes, and a number gets as many."""
+    """A list puts records of these sizes, and a number gets that many."""
     path = tmp_path_factory.mktemp("queue")
     disk = queue(path, max_bytes=max_bytes)
     largest = max(max_bytes, 4 + 100)  # a record larger than a file gets its own file

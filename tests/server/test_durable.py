@@ -1,4 +1,4 @@
-"""--durable in one process: what is confirmed, what a kill leaves, what is dropped on purpose."""
+"""--durable in one process: confirmed publishes, data after a kill, and dropped messages."""
 
 import signal
 import socket
@@ -33,7 +33,7 @@ from nsqtools.server.queues import topic
 from nsqtools.server.queues.message_buffer import DiskHealth
 from nsqtools.server.stored_queues import _is_locked
 
-LONGEST_MS = 9_223_372_036_854  # 292 years, as far as Go counts
+LONGEST_MS = 9_223_372_036_854  # 292 years, the limit of Go
 
 
 @pytest.fixture
@@ -75,21 +75,23 @@ def test_messages_wait_for_a_channel_through_kills(
     with RawClient(nsqd.tcp_address) as client:
         client.publish_deferred("t", 100, b"deferred")
     assert killed(nsqd).depth("t") == 13
-    go_on, commit = Event(), Database.commit
-    slow = lambda *args: go_on.wait(TIMEOUT_S) and commit(*args)  # noqa: E731
+    proceed, commit = Event(), Database.commit
+    slow = lambda *args: proceed.wait(TIMEOUT_S) and commit(*args)  # noqa: E731
     monkeypatch.setattr(Database, "commit", slow)
-    pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 4  # it is rewritten, and tried again
+    pages = [
+        failing(sqlite3.SQLITE_CORRUPT, "malformed")
+    ] * 4  # The database is rewritten, and the step retried.
     monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
     nsqd.create_channel("t", "ch")
     assert nsqd.depth("t") == 13  # including the messages being moved
-    go_on.set()
+    proceed.set()
     wait_until(lambda: nsqd.depth("t") == 0, what="the channel has them")
-    # each once: they have left the topic
+    # Each is delivered once, as it has left the topic.
     assert {*consumed(killed(nsqd), "t", 13)} == {*bodies, b"deferred"}
 
 
 def test_ids_survive_clocks_set_back(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two messages with one id the later one would be removed when the first is finished."""
+    """With duplicate ids, the later message would be removed when the first is finished."""
     began_ns = time.time_ns()
     monkeypatch.setattr(topic, "time", SimpleNamespace(time_ns=lambda: began_ns))
     nsqd.create_channel("t", "ch")
@@ -125,7 +127,7 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(nsqd: EmbeddedSer
     [database] = path.glob("nsqd.durable.*.db")
     content = database.read_bytes()
     recover(path)
-    database.write_bytes(content)  # it was killed before it removed that
+    database.write_bytes(content)  # as after a kill before its removal
     recover(path)
     assert not database.exists()
     with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
@@ -133,7 +135,7 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(nsqd: EmbeddedSer
     [data] = path.glob("t.diskqueue.0*")
     content = data.read_bytes()
     recover(path, "-durable")
-    data.write_bytes(content)  # it was killed before it removed that
+    data.write_bytes(content)  # as after a kill before its removal
     recover(path, "-durable")
     assert not data.exists()
     nsqd.start()
@@ -186,9 +188,9 @@ def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_ns
     plain.stop()
     file = tmp_path / "t.diskqueue.000000.dat"
     content = file.read_bytes()
-    file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second
+    file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second record
     copy = file.with_name(f"{file.name}.bad")
-    copy.symlink_to(tmp_path / "elsewhere")  # which is not followed
+    copy.symlink_to(tmp_path / "elsewhere")  # The link is not followed.
     (tmp_path / "nsqd.dat").write_bytes(b"\xff")  # the previous file is next to it
 
     recover(tmp_path, "-durable")
@@ -198,7 +200,7 @@ def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_ns
     assert serve(EmbeddedServer(tmp_path, "-durable")).depth("t") == 8
     assert copy.read_bytes()[31] == 255
     assert not copy.is_symlink()
-    assert "nsq: 0 messages" in recovered.err  # all that is in the copy is in the database
+    assert "nsq: 0 messages" in recovered.err  # The database has all messages of the copy.
 
 
 def test_files_and_database_have_the_same_messages(nsqd: EmbeddedServer, serve: Serve) -> None:
@@ -293,7 +295,7 @@ def failing(code: int, text: str) -> Callable[..., object]:
 
 
 def at_first(failures: list[Callable[..., object]], real: Callable[..., object]) -> Any:
-    """Fail so often, and then do it."""
+    """Raise these failures in turn, and then call the real function."""
     return lambda *args: (failures.pop(0) if failures else real)(*args)
 
 
@@ -305,7 +307,7 @@ def refusal(nsqd: EmbeddedServer, body: bytes) -> bytes:
 
 def test_a_full_disk_defers_answers(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     nsqd.publish("t", b"1", b"2")
-    with monkeypatch.context() as patch:  # what waits in a topic comes before it is full
+    with monkeypatch.context() as patch:  # The topic's messages are moved before the disk is full.
         patch.setattr(DiskHealth, "free_bytes", lambda _: 0)
         nsqd.create_channel("t", "ch")
         wait_until(lambda: nsqd.depth("t", "ch") == 2, what="the channel has them")
@@ -363,11 +365,13 @@ def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
             patch.setattr(DurablePath, "renew", failing(sqlite3.SQLITE_IOERR, "still bad"))
             assert b"disk I/O error" in refusal(nsqd, b"refused")
             assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() == old_name_file
-            client.send(b"RDY 1\n")  # its delivery is written, too, and must not fail before
+            client.send(b"RDY 1\n")  # Its delivery is also written, and must not fail first.
         wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
         assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != old_name_file
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
-        pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # again, and the disk is full
+        pages = [
+            failing(sqlite3.SQLITE_CORRUPT, "malformed")
+        ] * 2  # damaged again, and the disk is full
         commits: list[Callable[..., object]] = []
         renew, twice = DurablePath.renew, [failing(sqlite3.SQLITE_FULL, "full")] * 2
         renewed = lambda *args: (renew(*args), commits.extend(twice))[0]  # noqa: E731
@@ -419,7 +423,7 @@ def test_the_file_shrinks_when_its_messages_are_gone(
     for _ in range(5):
         nsqd.publish("large", *[bytes(20_000)] * 200)
     bodies = [bytes([number]) * 5_000 for number in range(9)]
-    nsqd.publish("t", *bodies)  # at the end of the file, from where they are moved
+    nsqd.publish("t", *bodies)  # They are at the end of the file, and moved from there.
     [database] = nsqd.data_path.glob("nsqd.durable.*.db")
     assert database.stat().st_size > 16_000_000
     nsqd.post("/channel/empty", topic="large", channel="ch")
@@ -438,7 +442,7 @@ def test_weakening_settings_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_deferred_messages_are_delivered_when_due(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is so late that its time comes before it is written."""
+    """The disk is so slow that a message is due before it is written."""
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"first", b"second")
     is_written, is_second_due = Event(), Event()
@@ -459,12 +463,14 @@ def test_deferred_messages_are_delivered_when_due(
         assert is_written.wait(patience_s(10))
         client.send(b"REQ %b 1\n" % second.id)
         client.settle()
-        time.sleep(0.1)  # its time comes, and passes
+        time.sleep(0.1)  # It becomes due in this time.
         is_second_due.set()
         wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both due")
         client.send(b"RDY 2\n")
         first, second = client.read_messages(2)
-        looks = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # so it is rewritten
+        looks = [
+            failing(sqlite3.SQLITE_CORRUPT, "malformed")
+        ] * 2  # so that the database is rewritten
         monkeypatch.setattr(Database, "next_due_ns", at_first(looks, Database.next_due_ns))
         client.send(b"RDY 0\nREQ %b 300\nREQ %b 1\n" % (second.id, first.id))
         client.settle()

@@ -1,4 +1,4 @@
-"""Which files --durable uses, keeps and removes, and how hard it tries to read them."""
+"""The files that --durable uses, keeps and removes, and how it retries reads."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_recover_only_keeps_a_database_that_nsqd_dat_does_not_name(
 
 @pytest.mark.parametrize("content", [GO_EMPTY, GO_TOPIC])
 @pytest.mark.parametrize("remedy", ["move nsqd.dat away", "begin without them"])
-def test_a_start_is_refused_with_remedies_that_work(
+def test_a_start_is_refused_with_hints_that_work(
     left: Path, serve: Serve, run_nsq: RunNsq, content: str, remedy: str
 ) -> None:
     (left / "nsqd.dat").write_text(content)
@@ -116,7 +116,7 @@ def test_a_second_database_is_kept_and_an_unfinished_one_removed(
 def test_queue_files_with_other_messages_are_kept(
     left: Path, tmp_path: Path, serve: Serve, run_nsq: RunNsq, flags: list[str]
 ) -> None:
-    """Somebody had Go's nsqd work there, and brought the nsqd.dat of --durable back."""
+    """Go's nsqd has run there, and then the nsqd.dat of --durable was restored."""
     plain = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0"))
     other_bodies = [b"other %03d" % number for number in range(9)]
     plain.publish("t", *other_bodies)
@@ -159,14 +159,14 @@ def test_another_format_is_refused_by_name(
     database = left / "nsqd.durable.1.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(change)
-    before = database.read_bytes()
+    content = database.read_bytes()
     with pytest.raises(ConfigurationError, match=refusal) as refused:
         EmbeddedServer(left, "-durable").start()
     assert str(database) in str(refused.value)
     for command in ("list", "verify"):
         done = run_nsq(["queue", command, str(left)])
         assert (done.status != 0, refusal in done.err, str(database) in done.err) == (True,) * 3
-    assert database.read_bytes() == before
+    assert database.read_bytes() == content
 
 
 OF_0_3 = """DROP TRIGGER delete_body; DROP TABLE message; DROP TABLE body;
@@ -345,7 +345,7 @@ def test_a_change_finds_its_messages_by_their_keys(tmp_path: Path, name: str) ->
 
 
 class FlakyReads:
-    """Connections whose reads of messages fail: each time after a few rows, until they may not."""
+    """Connections whose reads of messages fail after a few rows, for a number of times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int, rows: int) -> None:
         self.failures = failures

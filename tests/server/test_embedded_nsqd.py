@@ -25,11 +25,11 @@ from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.message_buffer import DiskHealth
 
 
-def test_it_serves_while_the_block_runs() -> None:
+def test_an_embedded_nsqd_serves_while_the_block_runs() -> None:
     for name in ("max_rdy_count", "lookupd_tcp_address", "log_level"):
         with pytest.raises(TypeError, match=f"{name} must be"):
             EmbeddedNsqd(**{name: 1.5})
-    port = ReservedPort()  # no other program listens there when it is gone
+    port = ReservedPort()  # No other program can listen there after it has stopped.
     with EmbeddedNsqd(tcp_address=f"127.0.0.1:{port.number}") as nsqd:
         address = nsqd.tcp_address
         path = Path(nsqd.data_path)
@@ -43,7 +43,7 @@ def test_it_serves_while_the_block_runs() -> None:
     assert not path.exists()
     with pytest.raises(RuntimeError, match="not running"):
         _ = nsqd.tcp_address
-    nsqd.stop()  # does nothing then
+    nsqd.stop()  # It does nothing after the block.
     nsqd.kill()
     with nsqd, EmbeddedNsqd() as other:
         assert nsqd.tcp_address == address != other.tcp_address
@@ -111,7 +111,7 @@ def test_input_is_freed_with_its_client(
     context = ssl.create_default_context(cafile=certificates.ca)
     with EmbeddedNsqd(tls_cert=cert, tls_key=key) as nsqd:
         with RawClient(nsqd.tcp_address) as client:
-            client.negotiate(tls=context)  # a protocol's layers go with it, too
+            client.negotiate(tls=context)  # The layers of its protocol are freed as well.
             client.subscribe("t", "ch")
             client.send(mpub("t", [b"body"])[:-1])
             address = "{}:{}".format(*client.socket.getsockname())
@@ -174,8 +174,8 @@ def test_a_damaged_nsqd_dat_is_restored_from_previous_and_queue_files(
     nsqd.post("/topic/pause", topic="a")
     nsqd.stop()
     [queue] = tmp_path.glob("a:ch.diskqueue.0*.dat")
-    for other in ("o", "o:other"):  # not in nsqd.dat
-        queue.with_name(queue.name.replace("a:ch", other)).write_bytes(queue.read_bytes())
+    for name in ("o", "o:other"):  # not in nsqd.dat
+        queue.with_name(queue.name.replace("a:ch", name)).write_bytes(queue.read_bytes())
     (tmp_path / "nsqd.dat").write_bytes((tmp_path / "nsqd.dat").read_bytes()[:40])
     nsqd.start()
 
@@ -185,12 +185,12 @@ def test_a_damaged_nsqd_dat_is_restored_from_previous_and_queue_files(
     wait_until(lambda: nsqd.depth("o", "other") == 2, what="the topic's own is in the channel")
     assert "failed to parse metadata" in nsqd.log
     assert (tmp_path / "nsqd.dat.broken").stat().st_size == 40
-    nsqd.stop()  # waits for the removals
+    nsqd.stop()  # It waits for the removals.
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("missing", ["nsqd-disk", "nsqd-durable", "loop"])
-def test_without_threads_it_fails_to_start_and_releases_the_port(
+def test_without_threads_an_nsqd_fails_to_start_and_releases_the_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     def refuse(thread: Thread, start: Callable[[Thread], None] = Thread.start) -> None:
@@ -202,7 +202,7 @@ def test_without_threads_it_fails_to_start_and_releases_the_port(
     nsqd = EmbeddedNsqd(data_path=str(tmp_path), durable=True, tcp_address=address)
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", refuse)
-        if missing == "loop":  # as where descriptors run out
+        if missing == "loop":  # as when descriptors run out
             fault = RuntimeError("can't start new thread")
             patch.setattr(embedded, "MeteredLoop", Mock(side_effect=fault))
         with pytest.raises(RuntimeError, match="start new thread"):

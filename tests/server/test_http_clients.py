@@ -53,7 +53,7 @@ def test_a_body_is_read_whatever_its_head_offers(client: str, any_nsqd: AnyNsqd)
     with RawClient(nsqd.http_address, magic=b"") as connection:
         for request in requests:
             connection.send(request)
-            time.sleep(0.01)  # so that most are a read of their own
+            time.sleep(0.01)  # so that most arrive in separate reads
         connection.socket.shutdown(1)
         answers = connection.socket.makefile("rb").read()
     posts = requests.count(post) + requests.count(post + body) + requests.count(post + body[:1])
@@ -83,7 +83,7 @@ def test_old_http_clients_are_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
         assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 400 Bad Request")
 
 
-def test_the_stacks_of_a_daemon_are_a_page_and_other_profiles_are_taken_outside() -> None:
+def test_a_daemon_serves_its_stacks_and_refers_to_tools_for_other_profiles() -> None:
     with EmbeddedNsqlookupd() as lookupd:
         url = f"http://{lookupd.http_address}/debug/pprof/"
         assert "goroutine" in httpx.get(url).text

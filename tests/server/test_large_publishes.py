@@ -1,4 +1,4 @@
-"""A publish of any number of messages arrives whole, and holds up nobody else."""
+"""A publish of any number of messages arrives completely, and does not delay other clients."""
 
 import struct
 from collections.abc import Callable
@@ -80,14 +80,14 @@ def test_no_large_request_blocks_the_loop_or_needs_four_times_its_size(
             client.send(request)
             assert client.socket.recv(1 << 16)
         except (ConnectionResetError, BrokenPipeError):
-            pass  # it was refused before it was read
+            pass  # It was refused before it was read.
     assert nsqd.longest_turn_cpu_s() < 2.5 * MAX_TURN_S
     assert peak_mb() - before_mb < 4 * 5
 
 
 @pytest.mark.parametrize("flags", [(), ("-durable",), ("-mem-queue-size=100000",)])
 @pytest.mark.parametrize("channel", ["c", "c#ephemeral"])
-def test_a_large_publish_arrives_whole_and_in_order(
+def test_a_large_publish_arrives_completely_and_in_order(
     flags: tuple[str, ...], channel: str, data_path: DataPath, serve: Serve
 ) -> None:
     bodies = [b"%d" % number for number in range(1500)]

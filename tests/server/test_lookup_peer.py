@@ -48,7 +48,7 @@ async def test_topics_created_during_registration_are_registered_and_delay_no_pi
 
     def registrations() -> Iterator[bytes]:
         for topic in topics:
-            # runs as soon as an answer is waited for
+            # It runs as soon as the connection waits for an answer.
             asyncio.get_running_loop().call_soon(create)
             yield encode_register(topic)
 
@@ -78,26 +78,26 @@ def test_failures_of_a_peer_are_logged_once_and_retried(
 
 
 def test_a_silent_name_server_does_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, answers = Event(), Event()
+    called, answers = Event(), Event()
     ended: list[object] = []
     real_look_up = socket.getaddrinfo
 
     def look_up(host: str, *args: object, **hints: object) -> object:
         if host != "slow.example":
             return real_look_up(host, *args, **hints)  # type: ignore[arg-type]
-        asked.set()
+        called.set()
         ended.append(answers.wait(TIMEOUT_S))
         raise socket.gaierror(socket.EAI_AGAIN, "no answer")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with EmbeddedNsqd(lookupd_tcp_address=("slow.example:4160",)):
-        assert asked.wait(TIMEOUT_S)
+        assert called.wait(TIMEOUT_S)
     assert not ended
     answers.set()
 
 
 def a_nsqlookupd(http_port: int, identified: Event) -> Callable[[socket.socket], None]:
-    """OK to everything, and its HTTP port to IDENTIFY."""
+    """Answer OK to everything, and its HTTP port to IDENTIFY."""
     info = json.dumps({"broadcast_address": "127.0.0.1", "http_port": http_port, "tcp_port": 1})
 
     def talk(accepted: socket.socket) -> None:
@@ -109,7 +109,7 @@ def a_nsqlookupd(http_port: int, identified: Event) -> Callable[[socket.socket],
                     stream.read(int.from_bytes(stream.read(4), "big"))
                     answer = info.encode()
                 accepted.sendall(sized(answer))
-                if line.startswith(b"REGISTER"):  # so the answer to IDENTIFY was read
+                if line.startswith(b"REGISTER"):  # The answer to IDENTIFY has been read.
                     identified.set()
 
     return talk
@@ -124,7 +124,7 @@ def dripping() -> Iterator[bytes]:
 
 
 def nested() -> Iterator[bytes]:
-    """An answer that is deeper than JSON is read."""
+    """An answer that is nested too deeply for the JSON parser."""
     yield b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000
 
 
@@ -136,7 +136,7 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     serve: Serve,
     embedded_nsqd: AnyNsqd,
 ) -> None:
-    """One answers byte by byte or too deeply, another is at no possible name."""
+    """One nsqlookupd answers byte by byte or too deeply, another has an impossible name."""
     identified = Event()
     port = int(serves(lambda accepted: http(answer())(accepted)).rpartition(":")[2])
     address = f"-http-address={Address(other_host, 0)}"
@@ -195,7 +195,7 @@ def test_nodes_of_a_large_cluster_do_not_block_the_loop(
 @pytest.mark.parametrize(
     ("data", "answer"),
     [
-        (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),  # kills Go
+        (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),  # crashes Go
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 65536"),
         (b"R" * 16384, b""),
         (b"BAD\n" + b"PING\n" * 10_000, b"E_INVALID invalid command BAD"),

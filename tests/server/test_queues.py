@@ -42,8 +42,8 @@ def batch(bodies: list[bytes]) -> MessageBatch:
     return MessageBatch(data, len(bodies), MessageIds(1).reserve(len(bodies), NOW_NS), NOW_NS)
 
 
-def bodies(found: list[bytes]) -> list[bytes]:
-    return [message[34:] for message in found]
+def bodies(messages: list[bytes]) -> list[bytes]:
+    return [message[34:] for message in messages]
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 5000)), max_size=6))
@@ -165,7 +165,7 @@ def test_order_is_kept_through_memory_and_disk_after_an_undo(
     max_bytes_per_file: int,
     steps: list[tuple[int, str] | int],
 ) -> None:
-    """A tuple puts messages, and a number gets as many."""
+    """A tuple puts messages, and a number gets that many."""
     path = tmp_path_factory.mktemp("queue")
     backlog = QueueBacklog(limit, disk_queue(path, max_bytes_per_file=max_bytes_per_file), HEALTH)
     numbers, waiting = count(), list[bytes]()

@@ -45,7 +45,7 @@ def all_messages(nsqd: EmbeddedServer, channel: str, count: int) -> list[bytes]:
 def test_a_refused_publish_stores_nothing(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
 ) -> None:
-    """The disk takes a part of a write, and then no more."""
+    """The disk accepts a part of a write, and then no more."""
     nsqd = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0", "-max-bytes-per-file=2000"))
     for channel in ("a", "b"):
         nsqd.create_channel("t", channel)
@@ -102,7 +102,7 @@ def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
 
     def write(descriptor: int, data: bytes, position: int) -> int:
         nonlocal is_full
-        if not position and len(data) < 50:  # the file of positions, which needs no new block
+        if not position and len(data) < 50:  # The file of positions needs no new block.
             return pwrite(descriptor, data, position)
         if is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -192,7 +192,8 @@ def test_a_durable_nsqd_on_a_full_disk_accepts_publishes_after_consuming(
 def test_a_busy_durable_nsqd_truncates_its_log_when_the_disk_is_full(
     small_disk: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, min_disk_free: int
 ) -> None:
-    monkeypatch.setattr("nsqtools.server.durable_store._SHRINK_PAUSE_S", 3600)  # it is never idle
+    # So that it never counts as idle.
+    monkeypatch.setattr("nsqtools.server.durable_store._SHRINK_PAUSE_S", 3600)
     nsqd = serve(EmbeddedServer(small_disk, "-durable", f"-min-disk-free={min_disk_free}"))
     with subscribed(nsqd.tcp_address, "t", "a", ready=1) as client:
         while sum(path.stat().st_size for path in small_disk.glob("*-wal")) < 3 << 19:

@@ -17,7 +17,7 @@ EVERY_QUEUE |= {"e2e_processing_latency_99|g", "e2e_processing_latency_50|g"}
 OF_TOPIC = EVERY_QUEUE | {"message_bytes|c"}
 OF_CHANNEL = EVERY_QUEUE | {"in_flight_count|g", "deferred_count|g", "clients|g"}
 OF_CHANNEL |= {"requeue_count|c", "timeout_count|c"}
-OF_MEMORY = {"mem.heap_objects|g", "mem.gc_runs|c"}  # and more of Go's
+OF_MEMORY = {"mem.heap_objects|g", "mem.gc_runs|c"}  # a part of Go's
 PACKET = 100
 
 
@@ -31,7 +31,7 @@ def test_the_documented_paths_are_pushed_and_counters_are_differences(any_nsqd: 
             "-broadcast-address=127.0.0.1",
             "-e2e-processing-latency-percentile=0.99,0.5",
             f"-statsd-address=127.0.0.1:{statsd.getsockname()[1]}",
-            "-statsd-interval=1100ms",  # the Go nsqd sends for all of it but a second
+            "-statsd-interval=1100ms",  # The Go nsqd sends for a second less than this.
             "-statsd-prefix=a.%s.b",
             f"-statsd-udp-packet-size={PACKET}",
             "-statsd-exclude-ephemeral",
@@ -45,10 +45,10 @@ def test_the_documented_paths_are_pushed_and_counters_are_differences(any_nsqd: 
             lines = datagram.decode().splitlines(keepends=True)
             assert len(datagram) <= PACKET or len(lines) == 1
             for line in lines:
-                found = re.fullmatch(rf"a\.{host}\.b\.(\S+):(\d+)(\|[cg])\n", line)
-                assert found, line
-                key = found[1] + found[3]
-                sums[key] += int(found[2])
+                match = re.fullmatch(rf"a\.{host}\.b\.(\S+):(\d+)(\|[cg])\n", line)
+                assert match, line
+                key = match[1] + match[3]
+                sums[key] += int(match[2])
                 rounds += key == "topic.t.depth|g" and sums["topic.t.message_count|c"] >= 3
 
     queues = {key for key in sums if key.startswith("topic.")}
@@ -68,10 +68,10 @@ def test_an_invalid_statsd_address_is_logged(tmp_path: Path, serve: Serve, addre
     wait_until(lambda: nsqd.log.count(error) > 1, what="it says so each time")
 
 
-def test_a_missing_statsd_ends_no_push(tmp_path: Path, serve: Serve) -> None:
+def test_a_missing_statsd_does_not_stop_pushes(tmp_path: Path, serve: Serve) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
         deaf.bind(("127.0.0.1", 0))
-        deaf.connect(("127.0.0.1", 9))  # what comes from elsewhere is refused
+        deaf.connect(("127.0.0.1", 9))  # Packets from other addresses are refused.
         flags = f"-statsd-address=127.0.0.1:{deaf.getsockname()[1]}", "-statsd-interval=10ms"
         nsqd = serve(EmbeddedServer(tmp_path, *flags, "-statsd-udp-packet-size=1"))
         wait_until(lambda: nsqd.log.count("pushing stats") > 2, what="it goes on")
@@ -79,13 +79,13 @@ def test_a_missing_statsd_ends_no_push(tmp_path: Path, serve: Serve) -> None:
 
 
 def test_a_recreated_topic_counts_from_0() -> None:
-    before: dict[str, int] = {}
+    previous: dict[str, int] = {}
 
     def pushed(*counts: int) -> list[str]:
         topics = [{"topic_name": "t", "message_count": count} for count in counts]
-        lines = statsd_lines(read_stats({"topics": topics}), before, "", exclude_ephemeral=False)
+        lines = statsd_lines(read_stats({"topics": topics}), previous, "", exclude_ephemeral=False)
         return [line.partition(":")[2] for line in lines if "message_count" in line]
 
     assert [pushed(7), pushed(9), pushed(3), pushed()] == [["7|c\n"], ["2|c\n"], ["3|c\n"], []]
-    assert before == {}  # what is gone is forgotten
+    assert previous == {}  # Removed topics are dropped.
     assert pushed(2) == ["2|c\n"]
