@@ -171,18 +171,18 @@ def test_a_compaction_killed_at_any_step_loses_and_repeats_nothing(
         for step in steps:
             if not killed_at(step, *command):
                 break
-            seen = content(output) if output.exists() else []
-            assert max(Counter(seen).values(), default=1) == 1  # nothing twice for a reader
-            assert set(seen) <= set(everything)
-            assert not is_within or len(seen) == len(everything)
+            rows = content(output) if output.exists() else []
+            assert max(Counter(rows).values(), default=1) == 1  # A reader sees no message twice.
+            assert set(rows) <= set(everything)
+            assert not is_within or len(rows) == len(everything)
 
         assert not killed_at(10_000, *command)
     assert content(output) == everything
     assert not list((output / "_compaction").rglob("*.parquet"))
     if form == "in a folder":
-        land(archive, output)  # as an archiver that was killed before it recorded the landing
+        land(archive, output)  # as after a kill of an archiver before it recorded the landing
         assert content(output) == everything
-    if is_within:  # each day had several files
+    if is_within:  # Each day had several files.
         assert len(table_files([LocalPlace(output)])[LocalPlace(output)]) == len(
             {day for _, day, *_ in everything}
         )
@@ -198,11 +198,15 @@ def test_bare_bodies_are_compacted_once(tmp_path: Path) -> None:
         path.write_bytes(b"one\ntwo\none\n\xff\n")
         compact(tmp_path / "a", output, delta=delta)
         assert sorted(content(output), key=str) == sorted(rows, key=str)
-        kept = path.read_bytes()
-        for now, grown, count in ((kept, 0, 4), (kept + b"more\n", 1, 4), (b"other\n" * 5, 0, 9)):
+        content_before = path.read_bytes()
+        for new_content, grown, count in (
+            (content_before, 0, 4),
+            (content_before + b"more\n", 1, 4),
+            (b"other\n" * 5, 0, 9),
+        ):
             for note in (output / "_compaction").rglob("*.json"):
                 note.unlink()  # as if the run had been killed before it wrote the note
-            path.write_bytes(now)
+            path.write_bytes(new_content)
             assert len(compact(tmp_path / "a", output, delta=delta).grown) == grown
             assert len(content(output)) == count
 
@@ -315,12 +319,12 @@ def test_a_folder_in_a_table_has_only_logged_files(tmp_path: Path) -> None:
     table = tmp_path / "env=prod" / "table"
     for _ in range(2):
         write_deltalake(table, rows, partition_by=["topic"], mode="overwrite")
-    (kept,) = DeltaCatalog(str(table)).files()
-    (removed,) = {*(table / "topic=a").iterdir()} - {table / kept.path}
+    (current,) = DeltaCatalog(str(table)).files()
+    (removed,) = {*(table / "topic=a").iterdir()} - {table / current.path}
 
     place = LocalPlace(table)
-    assert table_files([place, place / "topic=a"]) == {place: [kept.path]}
-    assert [archive.name for archive in find_archives([table / "topic=a"])] == [kept.path]
+    assert table_files([place, place / "topic=a"]) == {place: [current.path]}
+    assert [archive.name for archive in find_archives([table / "topic=a"])] == [current.path]
     assert done(compact(table / "topic=a", tmp_path / "out")) == (1, 0)
     with pytest.raises(ConfigurationError, match="is not a current file of the Delta table"):
         find_archives([removed])
@@ -463,7 +467,7 @@ def test_only_completely_compacted_archives_are_deleted(tmp_path: Path) -> None:
     assert "is missing" in second.deletable()[1][str(path)]
     (tmp_path / "elsewhere").rename(file)
     path.touch()
-    assert not delete_archive(source)  # the file has changed
+    assert not delete_archive(source)  # The file has changed.
     third = compact(archive, output)
     assert [delete_archive(source) for source in third.deletable()[0]] == [True]
     assert [path.name for path in archive.iterdir()] == ["bare.log"]
@@ -544,18 +548,18 @@ def test_the_plan_for_one_topic_lists_one_folder_and_opens_the_table_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each listing and each opening takes time in proportion to all files."""
-    archive, table, seen = tmp_path / "a", tmp_path / "table", list[str]()
+    archive, table, accessed = tmp_path / "a", tmp_path / "table", list[str]()
     for topic in ("a", "b"):
         write_archive(archive / f"topic={topic}" / "x.gz", [message(0)], topic=topic)
     compact(archive, table, delta=True)
     walk, opened = finding.walk, DeltaTable.__init__
 
     def listed(root: Path) -> Any:
-        seen.append(root.name)
+        accessed.append(root.name)
         return walk(root)
 
     def opening(self: DeltaTable, *args: Any, **kwargs: Any) -> None:
-        seen.append("table")
+        accessed.append("table")
         opened(self, *args, **kwargs)
 
     monkeypatch.setattr(finding, "walk", listed)
@@ -567,9 +571,9 @@ def test_the_plan_for_one_topic_lists_one_folder_and_opens_the_table_once(
         target = output and LocalPlace(output)
         chosen = Selection(frozenset(["b"]))
         compaction = Compaction(find_inputs([LocalPlace(place)]), target, chosen, Settings())
-        seen.clear()
+        accessed.clear()
         compaction.plan()
-        assert seen == expected_names
+        assert accessed == expected_names
         assert [partition.key.topic for partition in compaction.partitions] == ["b"]
 
 
@@ -707,12 +711,12 @@ def test_a_schema_adds_columns_for_bodies_of_archives(tmp_path: Path) -> None:
     assert sum(result.misfits for partition in compaction.work for result in partition.results) == 2
     assert compaction.without_columns == []
     more_fields = {"properties": {"user": {"type": "integer"}, "new": {"type": "integer"}}}
-    again = compact(archive, output, body=BodyKind.json, fields=more_fields)
+    second = compact(archive, output, body=BodyKind.json, fields=more_fields)
     # The days that are already compacted keep their columns.
-    assert len(again.without_columns) == 2
+    assert len(second.without_columns) == 2
 
 
-def test_a_replacement_whose_new_files_are_gone_is_abandoned(tmp_path: Path) -> None:
+def test_a_replacement_without_its_new_files_is_abandoned(tmp_path: Path) -> None:
     """0.3.0 empties the folder of staged files."""
     for number in range(2):
         land(write_archive(tmp_path / f"{number}.gz", [message(number)]), tmp_path / "lake")

@@ -172,7 +172,7 @@ def test_a_killed_repair_can_be_repeated(
 
 
 @pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
-def test_a_file_without_any_member_leaves_nothing(directories: Directories, index: bytes) -> None:
+def test_a_file_without_members_is_removed(directories: Directories, index: bytes) -> None:
     for call in ("write", "fsync"):
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(os, call, full)

@@ -70,7 +70,7 @@ def test_one_message_in_the_head_decides_the_form(
 def test_messages_after_many_bodies_are_damage(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_bytes(BODIES + TEXT)
     assert read(tmp_path) == ({True}, 60_000, 60_000, True)
-    nested = b'{"message": %b}\n' % FIRST  # an object that contains one is a body
+    nested = b'{"message": %b}\n' % FIRST  # An object that contains a message is a body.
     (tmp_path / "x.log").write_bytes(nested)
     assert read(tmp_path) == ({True}, 1, 1, False)
 

@@ -155,7 +155,7 @@ def test_a_file_that_root_repairs_keeps_its_owner_and_loses_setuid(output: Path)
     path = write_archive(output / "a.log", numbered(0, 1))
     path.write_bytes(path.read_bytes() + b"{rubbish}\n")
     os.chown(path, SOMEBODY, SOMEBODY)
-    path.chmod(0o4755)  # Bare bodies are kept as they are, so the file could be a setuid program.
+    path.chmod(0o4755)  # Repair keeps content that is not messages, so this could be a program.
 
     (archive,) = find_archives([path])
     assert repair(archive) == 1

@@ -32,7 +32,7 @@ def ids(*numbers: int) -> list[bytes]:
 
 @pytest.fixture
 def journal_of(tmp_path: Path) -> Open:
-    """Open the journal, as a new run does; ``durable`` are the offsets that the index has."""
+    """Open the journal as a new run does; ``durable`` has the offsets in the index."""
 
     def open_journal(durable: set[int] | None = None, size: int = 4, **more: Any) -> Journal:
         more["is_durable"] = lambda name, head, at, length: durable is None or at in durable
@@ -174,11 +174,11 @@ def test_numbers_continue_unless_a_lost_lock_makes_a_new_writer(
     if content is not None:
         (tmp_path / NAME).write_bytes(content)
     lock = lock_of(tmp_path)
-    other = lock.next_head()
+    next_head = lock.next_head()
     lock.release()
 
     assert heads == [Head(heads[0].writer, number) for number in (1, 2, 3, 4)]
-    assert (other.number, other.writer == heads[0].writer) == (1, False)
+    assert (next_head.number, next_head.writer == heads[0].writer) == (1, False)
 
 
 def test_a_number_that_was_not_stored_is_not_used(

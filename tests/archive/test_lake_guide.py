@@ -28,8 +28,8 @@ def test_other_programs_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: 
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-c", PROGRAMS[package]]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    assert done.returncode == 0, done.stderr
-    assert "123" in done.stdout
-    assert package == "pandas" or "007" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "123" in result.stdout
+    assert package == "pandas" or "007" in result.stdout

@@ -51,8 +51,8 @@ def test_a_write_whose_response_was_lost_is_not_taken_for_another_run(place: Pla
     lease = Lease(place / "lock")
     lease.take()
     for answers in ([], [OSError("it was reset")]):
-        written = NumberedObjects(place / "lock", lease._numbers.number)
-        written.append(written.read(written.number))
+        numbers = NumberedObjects(place / "lock", lease._numbers.number)
+        numbers.append(numbers.read(numbers.number))
         put = Mock(
             wraps=lease._numbers.place.put_if_absent, side_effect=chain(answers, repeat(DEFAULT))
         )

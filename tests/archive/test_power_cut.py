@@ -86,7 +86,7 @@ def long_form(*parameters: object) -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("form", "work"), [*BRIEF, *long_form()])
-def test_nothing_finished_is_missing_after_a_power_cut(directories: Directories, form: str) -> None:
+def test_finished_messages_survive_a_power_cut(directories: Directories, form: str) -> None:
     root = directories.output.parent
     with PowerCut(root) as record:
         archive(directories, record, form)
@@ -106,7 +106,9 @@ def test_nothing_finished_is_missing_after_a_power_cut(directories: Directories,
 @pytest.mark.parametrize(
     ("form", "work", "every"), [("arrow arrow", "out", 7), ("raw", "elsewhere", 7), *long_form(1)]
 )
-def test_cuts_of_recovery_lose_nothing(directories: Directories, form: str, every: int) -> None:
+def test_a_power_cut_during_recovery_loses_no_message(
+    directories: Directories, form: str, every: int
+) -> None:
     root = directories.output.parent
     with PowerCut(root) as record:
         archive(directories, record, form)

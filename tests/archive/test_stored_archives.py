@@ -58,9 +58,9 @@ def test_an_archive_in_a_bucket_is_replayed(
     place = ["--nsqd-tcp-address", quick_nsqd.tcp_address, "--topic", "all"]
     command = ["replay", bucket.url, *place, "--checkpoint", str(tmp_path / "checkpoint"), "--json"]
     assert run_nsq(command).status == 0
-    again = run_nsq(command)
+    second = run_nsq(command)
     assert quick_nsqd.topic_stats("all")["message_count"] == 32
-    assert json.loads(again.out)["confirmed"] == 0
+    assert json.loads(second.out)["confirmed"] == 0
 
 
 def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
@@ -164,8 +164,8 @@ def test_only_the_members_of_the_time_range_are_fetched(
     messages = list(read_messages(archive, lambda path, problem: None, within=within))
 
     assert [int(message.id, 16) for message in messages] == list(range(10_000, 10_100))
-    least = max(path.stat().st_size // 2, 3 * archive.members[10].length)
-    assert sum(fetched_bytes) < least + (600 << 10)
+    expected_bytes = max(path.stat().st_size // 2, 3 * archive.members[10].length)
+    assert sum(fetched_bytes) < expected_bytes + (600 << 10)
 
 
 @pytest.mark.parametrize("place", ["directory", "bucket"])

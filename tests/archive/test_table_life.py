@@ -101,8 +101,8 @@ def test_days_of_a_folder_of_parquet_stay_dropped(tmp_path: Path, place: Place) 
     write_days(tmp_path / "a", 3)
     land(tmp_path / "a", str(place), delta=False)
 
-    done = vacuum(place, 0, BEGIN_S + 400 * DAY_S, 399 * DAY_S)
-    assert counts(done) == (2, 0)
+    result = vacuum(place, 0, BEGIN_S + 400 * DAY_S, 399 * DAY_S)
+    assert counts(result) == (2, 0)
     # As by an archiver that was killed before it recorded the landing.
     land(tmp_path / "a", str(place), delta=False)
     assert bodies_at(place.url) == [b"1", b"1", b"2", b"2"]
@@ -225,7 +225,7 @@ def test_an_erasure_killed_at_any_step_can_be_repeated(
     assert verify(archive, lambda *problem: pytest.fail(str(problem))) == 14
     assert (tmp_path / "a" / "x.log.gz").stat().st_ino != inode
     # No earlier version is left, and no landing restores it.
-    assert len(list(tmp_path.rglob("*.parquet"))) == 2 + 1  # files, and the checkpoint
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2 + 1  # two data files, and the checkpoint
     assert not list(tmp_path.rglob("*.erase"))
     for place in places[1:]:
         list(convert(find_archives([archive.path]), plan_of(place), tmp_path))

@@ -118,7 +118,7 @@ def test_json_batches_are_short_and_row_groups_of_other_times_are_skipped(
     (archive,) = find_archives([write_archive(tmp_path / "a.log", MESSAGES)])
     (batch,) = read_batches(archive, print)
     of_json = read_batches(archive, print, kind=BodyKind.json)
-    assert [batch.num_rows for batch in of_json] == [2, 2, 1]  # each may have a thousand columns
+    assert [batch.num_rows for batch in of_json] == [2, 2, 1]  # Each may have a thousand columns.
     with parquet.ParquetWriter(tmp_path / "a.parquet", message_schema()) as writer:
         for number in range(5):
             writer.add(batch.slice(number, 1))
@@ -247,7 +247,7 @@ def test_values_that_do_not_fit_are_null_and_reported() -> None:
     assert columns.without_column == {"\ud800"}
     assert fields_of(json_schema(columns.fields)) == columns.fields
     assert typed(columns, b'{"at": "2026-01-02T03:04:05.000000999Z"}') == [{"at": second}]
-    assert columns.misfits == 10  # Arrow reads what Go writes
+    assert columns.misfits == 10  # Arrow parses the times that Go writes.
 
 
 def test_an_integer_column_becomes_double_until_a_file_has_it() -> None:
@@ -397,7 +397,7 @@ def test_each_archiver_writes_a_field_to_the_same_column(
 
 def test_bodies_with_ids_as_keys_or_deep_nesting_need_bounded_memory() -> None:
     ids = [b'{"count": 1, "of": {"%d": 1}}' % number for number in range(3000)]
-    many = b'{"of": {%s}}' % b",".join(b'"%d": 1' % number for number in range(100_000))
+    wide = b'{"of": {%s}}' % b",".join(b'"%d": 1' % number for number in range(100_000))
     deep = [
         b'{"of":' * 100_000 + b"1" + b"}" * 100_000,
         b'{"of":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -405,7 +405,7 @@ def test_bodies_with_ids_as_keys_or_deep_nesting_need_bounded_memory() -> None:
     pool = pyarrow.proxy_memory_pool(default_pool := pyarrow.default_memory_pool())
     pyarrow.set_memory_pool(pool)
     columns = BodyColumns()
-    columns.add(batch_of_bodies([*ids, many, *deep, *ids]))
+    columns.add(batch_of_bodies([*ids, wide, *deep, *ids]))
     pyarrow.set_memory_pool(default_pool)
 
     assert [field.name for field in columns.fields] == ["count"]
@@ -457,26 +457,26 @@ def test_a_repeated_commit_does_nothing(lake_url: str) -> None:
     # Each commit syncs the table's folder and its own file.
     assert synced.call_count == (0 if "://" in lake_url else 4)
     second = catalog.commit([table_file("b")], [table_file("a")], app_id="w", number=2)
-    again = DeltaCatalog(lake_url)
+    reopened = DeltaCatalog(lake_url)
 
     assert (first, second) == ([True, False], True)
-    assert again.files() == [table_file("b")]
-    assert (again.number_of("w"), again.number_of("other")) == (2, 0)
+    assert reopened.files() == [table_file("b")]
+    assert (reopened.number_of("w"), reopened.number_of("other")) == (2, 0)
     with pytest.raises(OutputError, match=r"a\.parquet is not in the table"):
-        again.commit([], [table_file("a")], app_id="w", number=3)
-    again.add_columns([pyarrow.field("user", pyarrow.int64())])
+        reopened.commit([], [table_file("a")], app_id="w", number=3)
+    reopened.add_columns([pyarrow.field("user", pyarrow.int64())])
     assert catalog.schema().field("user").type == pyarrow.int64()
-    log, newest = [entry.name for entry in catalog.storage.list("_delta_log")], again._snapshot()
+    log, newest = [entry.name for entry in catalog.storage.list("_delta_log")], reopened._snapshot()
     # The log is read only when it is needed.
-    with patch.object(again, "_newest", return_value=newest):
+    with patch.object(reopened, "_newest", return_value=newest):
         for name in log:
             catalog.storage.delete(name)
         with pytest.raises(NsqError, match="cannot use the Delta table"):
-            again.number_of("unknown")
+            reopened.number_of("unknown")
     if "://" not in lake_url:
         (loop := Path(lake_url, name)).symlink_to(loop)
         with pytest.raises(NsqError, match=r"Unable to .* Too many levels of symbolic links"):
-            again.files()  # the reason comes last
+            reopened.files()  # The reason is the last part of the message.
 
 
 def test_files_have_bounds_of_times_and_plain_columns(tmp_path: Path) -> None:
@@ -499,7 +499,8 @@ def test_files_have_bounds_of_times_and_plain_columns(tmp_path: Path) -> None:
         (1, 1, 0),
     ]
     assert actions[0]["max.timestamp"] < actions[1]["max.timestamp"]
-    assert actions[1]["min.timestamp"] < actions[1]["max.timestamp"]  # rounded down, and up
+    # They are rounded down and up.
+    assert actions[1]["min.timestamp"] < actions[1]["max.timestamp"]
     assert [row.get("max.s") for row in actions] == ["s" * 20, None]  # Long text has no bounds.
     assert actions[0].get("max.x") is None  # In Spark, NaN is larger than any maximum.
 
@@ -509,9 +510,9 @@ def test_a_recreated_table_gets_no_commit_of_its_predecessor(tmp_path: Path) -> 
     for number in range(1, 4):
         assert catalog.commit([table_file(f"{number}.parquet")], app_id="a", number=number)
     shutil.rmtree(tmp_path / "table")
-    again = new_table(str(tmp_path / "table"))
+    recreated = new_table(str(tmp_path / "table"))
     assert catalog.commit([table_file("new.parquet")], app_id="a", number=2)
-    assert ([file.rows for file in again.files()], again.number_of("a")) == ([1], 2)
+    assert ([file.rows for file in recreated.files()], recreated.number_of("a")) == ([1], 2)
 
 
 def test_commits_read_only_newer_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

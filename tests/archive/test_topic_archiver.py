@@ -76,7 +76,7 @@ def test_a_task_never_runs_twice_at_once_and_the_pool_bounds_its_threads(pool: W
     lock, release = threading.Lock(), threading.Event()
     running: list[int] = []
     max_running = 0
-    done: SimpleQueue[int] = SimpleQueue()
+    finished: SimpleQueue[int] = SimpleQueue()
 
     def run(number: int) -> None:
         nonlocal max_running
@@ -87,7 +87,7 @@ def test_a_task_never_runs_twice_at_once_and_the_pool_bounds_its_threads(pool: W
         release.wait(patience_s(10))
         with lock:
             running.remove(number)
-        done.put(number)
+        finished.put(number)
 
     topics = [Task(pool, lambda number=number: run(number)) for number in range(3)]  # type: ignore[misc]
     for _ in range(3):
@@ -97,10 +97,10 @@ def test_a_task_never_runs_twice_at_once_and_the_pool_bounds_its_threads(pool: W
     for topic in topics:
         topic.soon()  # Two of them run: each task runs once more, however often it is scheduled.
     release.set()
-    assert sorted(done.get(timeout=patience_s(10)) for _ in range(5)) == [0, 0, 1, 1, 2]
+    assert sorted(finished.get(timeout=patience_s(10)) for _ in range(5)) == [0, 0, 1, 1, 2]
     assert max_running == 2
     pool.end()
-    assert done.empty()
+    assert finished.empty()
 
 
 def test_a_task_that_fails_does_not_stop_the_others(

@@ -151,11 +151,11 @@ def test_an_old_table_is_converted_once_to_a_table_per_topic(
     )
     command = ["archive", "convert", old, "-o", new, "--store", "delta", "--body", "json"]
 
-    first, again = run_nsq(command), run_nsq(command)
+    first, second = run_nsq(command), run_nsq(command)
 
-    assert (first.status, again.status) == (0, 0), first.err
+    assert (first.status, second.status) == (0, 0), first.err
     assert "4 archives of 4, 9 messages, 2 did not fit" in first.err
-    assert "0 archives of 4, 0 messages" in again.err
+    assert "0 archives of 4, 0 messages" in second.err
     assert values(tmp_path / "new" / "orders", "body_id") == [0, 1, 2]
     bodies = [
         run_nsq(["archive", "cat", place, "--bodies"]).out for place in (old, str(tmp_path / "new"))
@@ -192,15 +192,15 @@ def test_tables_of_topics_are_read_and_compacted_together(tmp_path: Path, run_ns
     assert "2 files written" in compacted.err
     assert "each topic has its own table and columns" in copied.err
     for place in (lake, str(tmp_path / "copy")):
-        read = run_nsq(["archive", "cat", place, "--bodies"])
-        assert sorted(read.out.splitlines()) == [b'{"n": 0}'] * 2 + [b'{"n": 10}'] * 2
+        result = run_nsq(["archive", "cat", place, "--bodies"])
+        assert sorted(result.out.splitlines()) == [b'{"n": 0}'] * 2 + [b'{"n": 10}'] * 2
     assert deltalake.DeltaTable(f"{lake}/users").to_pyarrow_table()["n"].to_pylist() == [0, 10]
     delete = ["--delete-archives", "--yes"]
     deleted = run_nsq(["archive", "compact", str(tmp_path / "a"), *into, *typed, *delete])
     assert "4 archives deleted" in deleted.err
     (tmp_path / "lake" / "notes.log").write_text("x\n")
-    other = run_nsq(["archive", "compact", lake, "-o", str(tmp_path / "out")])
-    assert "has both tables (orders) and other files (notes.log)" in other.err
+    mixed = run_nsq(["archive", "compact", lake, "-o", str(tmp_path / "out")])
+    assert "has both tables (orders) and other files (notes.log)" in mixed.err
 
 
 def test_topics_of_raw_files_are_taken_from_their_names(tmp_path: Path, run_nsq: RunNsq) -> None:
@@ -208,9 +208,9 @@ def test_topics_of_raw_files_are_taken_from_their_names(tmp_path: Path, run_nsq:
     for number, name in enumerate(("clicks.h.2026.log", "orders.h.2026.log", "README")):
         (tmp_path / "a" / name).write_bytes(b'{"n": %d}\n' % number)
     command = ["archive", "convert", str(tmp_path / "a"), "-o", str(tmp_path / "lake")]
-    done = run_nsq([*command, "--body", "json", "--topic-from", "<TOPIC>."])
-    assert done.status == 6
-    assert "README: skipped: its name has no topic by <TOPIC>." in done.err
+    result = run_nsq([*command, "--body", "json", "--topic-from", "<TOPIC>."])
+    assert result.status == 6
+    assert "README: skipped: its name has no topic by <TOPIC>." in result.err
     assert values(tmp_path / "lake" / "clicks", "n") == [0]
     assert values(tmp_path / "lake" / "orders", "n") == [1]
 
@@ -222,9 +222,9 @@ def test_a_bucket_can_have_a_table_per_topic(
         log(tmp_path / "a" / f"{number}.log", topic, ORDERS, number)
     lake = f"{bucket.url}/lake"
     command = ["archive", "convert", str(tmp_path / "a"), "-o", lake, "--store", "delta"]
-    first, again = (run_nsq([*command, "--body", "json"]) for _ in range(2))
+    first, second = (run_nsq([*command, "--body", "json"]) for _ in range(2))
     assert "2 archives of 2, 6 messages" in first.err
-    assert "0 archives of 2, 0 messages" in again.err
+    assert "0 archives of 2, 0 messages" in second.err
     assert run_nsq(["archive", "cat", lake, "--bodies"]).out.splitlines() == ORDERS * 2
     compacted = run_nsq(
         ["archive", "compact", lake, "-o", f"{bucket.url}/x/{{topic}}", "--dry-run"]

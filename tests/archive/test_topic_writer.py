@@ -72,11 +72,11 @@ def test_a_redelivered_message_is_written_once_and_finished_when_durable(topic: 
     writer = topic.writer()
     writer.take(topic.source.deliver(1), NOW_S)
 
-    writer.take(topic.source.deliver(1, attempts=2), NOW_S)  # it is not flushed yet
+    writer.take(topic.source.deliver(1, attempts=2), NOW_S)  # It is not flushed yet.
     assert topic.source.finished == []
     writer.flush()
     assert topic.source.finished == ids(1)
-    writer.take(topic.source.deliver(1, 2, attempts=3), NOW_S)  # it is already written
+    writer.take(topic.source.deliver(1, 2, attempts=3), NOW_S)  # It is already written.
     assert topic.source.finished == ids(1, 1)
     writer.touch()
     assert topic.source.touched == ids(2)
@@ -302,7 +302,7 @@ def test_the_age_of_files_is_monotonic(topic: Topic, monkeypatch: pytest.MonkeyP
     writer.take(topic.source.deliver(1), NOW_S)
     writer.rotate(NOW_S + 3000)
     assert finished_files(out) == []
-    writer.rotate(NOW_S + 4 * 3600)  # its interval has ended
+    writer.rotate(NOW_S + 4 * 3600)  # Its interval has ended.
     writer.take(topic.source.deliver(2), NOW_S)
     assert len(finished_files(out)) == 1
 

@@ -67,11 +67,11 @@ def data_names(storage: Place) -> list[str]:
 
 def test_a_file_is_stored_once_with_its_manifest(out: Path, storage: Place, writer: Writer) -> None:
     path, to = finished(writer), plan(out, storage, by_topic_and_date=True)
-    other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
-    fcntl.flock(other, fcntl.LOCK_EX)  # as another process does while it uploads the file
+    lock_descriptor = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock_descriptor, fcntl.LOCK_EX)  # as another process does while it uploads the file
     assert upload(path, to) is None
     assert data_names(storage) == []
-    os.close(other)
+    os.close(lock_descriptor)
 
     assert upload(path, to) == path.stat().st_size
 
@@ -91,7 +91,7 @@ def test_a_file_is_stored_once_with_its_manifest(out: Path, storage: Place, writ
     assert len(bodies_at(storage.url)) == 10
     times_of_objects = {entry.name: entry.modified_ns for entry in storage.list()}
     assert upload(path, to) is None
-    uploaded_of(path).unlink()  # the record is lost
+    uploaded_of(path).unlink()  # The record is lost.
     upload(path, to)
     assert {entry.name: entry.modified_ns for entry in storage.list()} == times_of_objects
     assert uploaded_of(path).exists()
@@ -109,7 +109,8 @@ def test_a_file_is_kept_until_it_has_a_complete_upload_record(
     uploaded_of(path).write_bytes(record)
     assert upload(path, plan(out, storage, deletes=True)) == size
     assert len(data_names(storage)) == 1
-    assert (path.exists(), index_of(path).exists()) == (False, True)  # for the journal
+    # The journal still needs the index.
+    assert (path.exists(), index_of(path).exists()) == (False, True)
     assert upload(path, plan(out, storage, deletes=True)) is None
 
 
@@ -161,7 +162,7 @@ def test_an_upload_that_was_interrupted_anywhere_resumes_under_its_name(
 
 
 @pytest.mark.parametrize("has_checksum", [True, False])
-def test_data_that_was_changed_on_the_way_is_not_published(
+def test_data_that_was_changed_in_transit_is_not_published(
     out: Path, storage: Place, writer: Writer, monkeypatch: pytest.MonkeyPatch, has_checksum: bool
 ) -> None:
     path = finished(writer)
