@@ -104,14 +104,14 @@ def test_a_file_uploaded_while_it_is_listed_is_read_once(
     tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
 ) -> None:
     plan = UploadPlan(tmp_path, bucket.storage, "host", by_topic_and_date=True)
-    clicks, other = Writer(tmp_path), Writer(tmp_path)
-    other.number = 100  # so that its names sort last
+    clicks, late = Writer(tmp_path), Writer(tmp_path)
+    late.number = 100  # so that its names sort last
     for number in range(5):
         uploaded(clicks, plan, 10 * number)
     settings = ReadSettings((bucket.url,))
     stream = ArchiveStream(settings, StreamSettings())
     _, offset = read_on(stream, stream.initial(), settings)
-    between_pages(lambda: uploaded(other, plan, 100))
+    between_pages(lambda: uploaded(late, plan, 100))
 
     message_ids, offset = read_on(stream, offset, settings)
 
@@ -276,8 +276,8 @@ def test_archives_in_a_bucket_need_no_jar(
     monkeypatch.setattr("nsqtools.spark.session.spark_session", spark_session)
     place = upload(bucket, local)
     to = ["-o", str(tmp_path / "lake"), "--checkpoint", str(tmp_path / "checkpoint")]
-    for before, after in ((["report"], []), (["sql", "SELECT 1"], []), (["ingest"], to)):
-        main(["spark", *before, str(place), *after])
+    for command, options in ((["report"], []), (["sql", "SELECT 1"], []), (["ingest"], to)):
+        main(["spark", *command, str(place), *options])
         assert f"nsq: error: [], ({place!r},)" in capfd.readouterr().err
 
 
@@ -327,10 +327,10 @@ def test_links_in_an_archive_are_reported_and_not_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A link may lead to files that only the reader may read, or to the whole disk."""
-    root, other = tmp_path / "root", tmp_path / "other"
-    for folder in (root / "day", root / "z", other, tmp_path / "b"):
+    root, outside = tmp_path / "root", tmp_path / "other"
+    for folder in (root / "day", root / "z", outside, tmp_path / "b"):
         write_archive(folder / "x.log.gz", [MESSAGE], is_finished=False)
-    (root / "a-other").symlink_to(other)
+    (root / "a-other").symlink_to(outside)
     (root / "b").symlink_to(tmp_path / "b")
     (root / "b" / "cycle").symlink_to(root)
     (root / "day" / "self").symlink_to(".")
@@ -350,7 +350,7 @@ def test_links_in_an_archive_are_reported_and_not_followed(
         archives = [archive.path.resolve() for archive in find_archives([tmp_path / "given"])]
         assert sorted(map(owner_of, archives) if step == "in progress" else archives) == expected
         assert not damages
-        if step == "in progress":  # what an archiver writes it may finish
+        if step == "in progress":  # An archiver may finish the files that it writes.
             recovered = [root / name / "x.log.gz" for name in ("a-other", "b")]
             (root / "root").unlink()
             assert sorted(recover(Directories(root, root))) == [*recovered, *expected]
@@ -375,10 +375,10 @@ def test_a_file_that_is_being_finished_is_listed_once_and_its_replacement_notice
     elsewhere = tmp_path.parent / "elsewhere"
     elsewhere.mkdir()
     second = Writer(elsewhere)
-    other = second.write([MESSAGE, MESSAGE], name="a.log.gz")
+    replacement = second.write([MESSAGE, MESSAGE], name="a.log.gz")
     # The replacement may have the same inode.
-    part_of(path).write_bytes(part_of(other).read_bytes())
-    index_of(path).write_bytes(index_of(other).read_bytes())
+    part_of(path).write_bytes(part_of(replacement).read_bytes())
+    index_of(path).write_bytes(index_of(replacement).read_bytes())
     assert part_of(path).stat().st_ino == inode
 
     files = listing.files([].append)

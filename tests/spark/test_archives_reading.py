@@ -184,9 +184,9 @@ def test_a_copy_is_not_read_twice_and_another_file_of_its_name_is_reported(tmp_p
 
     shutil.rmtree(copy)
     copy.mkdir()
-    other = Writer(copy, writer=writer.writer)
-    other.write(numbered(5, 7))
-    other.finish()
+    second = Writer(copy, writer=writer.writer)
+    second.write(numbered(5, 7))
+    second.finish()
 
     with pytest.raises(NsqError, match="has the same identity and other data"):
         bodies(tmp_path)

@@ -82,7 +82,9 @@ events = st.lists(
 
 @given(what=events)
 @settings(max_examples=examples(25))
-def test_every_message_is_read_once_whatever_happens(what: list[tuple[str, int, int]]) -> None:
+def test_every_message_is_read_once_in_any_order_of_events(
+    what: list[tuple[str, int, int]],
+) -> None:
     with TemporaryDirectory() as directory:
         work, output = Path(directory, "work"), Path(directory, "out")
         work.mkdir()
@@ -369,7 +371,7 @@ def test_the_lag_counts_rows_after_the_offset_as_of_the_last_listing(tmp_path: P
     lag = stream.lag()
 
     assert (lag["rows_behind"], lag["bytes_behind"] > 0) == (10, True)
-    assert lag["seconds_behind"] > 86_400  # they were published in 2023
+    assert lag["seconds_behind"] > 86_400  # The messages were published in 2023.
     stream.latest(offset, ALL)
     assert stream.lag() == {"rows_behind": 0, "bytes_behind": 0, "seconds_behind": 0}
 

@@ -160,10 +160,11 @@ def test_compaction_while_executors_are_killed(
         return WireMessage(BEGIN_NS + n * 1000, 1, b"%016x" % n, body)
 
     for first in range(0, KILLED * PER_FILE, PER_FILE):  # of one day and topic
-        again = [message(n) for n in range(max(0, first - AGAIN), first)]  # also in the file before
+        # Also in the file before.
+        repeated = [message(n) for n in range(max(0, first - AGAIN), first)]
         spans = (range(n, n + 1000) for n in range(first, first + PER_FILE, 1000))
         members = ([*map(message, span)] for span in spans)
-        write_archive(archive / f"{first:06d}.gz", *filter(None, [again]), *members)
+        write_archive(archive / f"{first:06d}.gz", *filter(None, [repeated]), *members)
 
     with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
 

@@ -66,9 +66,9 @@ def test_only_an_output_and_a_checkpoint_that_belong_together_are_accepted(
     new, of_others = tmp_path / "new", tmp_path / "of-others"
     of_others.mkdir()
     (of_others / "file").touch()
-    other = "the archive /var/nsq"
+    other_source = "the archive /var/nsq"
     for source, at, with_checkpoint, complaint in (
-        (other, output, checkpoint, f"belongs to {SOURCE}, not to {other}"),
+        (other_source, output, checkpoint, f"belongs to {SOURCE}, not to {other_source}"),
         (SOURCE, output, new, f"was written with the checkpoint {checkpoint}"),
         (SOURCE, of_others, new, "holds files that nsq spark ingest did not write"),
         (SOURCE, new, of_others, "is not a checkpoint of nsq spark ingest"),
@@ -255,11 +255,11 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
 def test_counts_and_problems_are_reported_at_the_start_and_with_each_batch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen = {"rows": 3, "body_bytes": 9, "misfits": 0, "newest_ns": 1}
-    batch: dict[str, Any] = {"batchId": 0, "observedMetrics": {"ingest": seen}}
+    metrics = {"rows": 3, "body_bytes": 9, "misfits": 0, "newest_ns": 1}
+    batch: dict[str, Any] = {"batchId": 0, "observedMetrics": {"ingest": metrics}}
     batch["sources"] = [{"latestOffset": None}]
     idle = batch | {"observedMetrics": {}, "sources": [{"latestOffset": '{"problem": "full"}'}]}
-    progress = [[idle, batch], [batch, idle], [batch, idle], [batch]]  # the last one first
+    progress = [[idle, batch], [batch, idle], [batch, idle], [batch]]  # the last one is taken first
     batch["durationMs"] = {"addBatch": 1, "triggerExecution": 1000}
     active = [False, True, True, True]
 

@@ -40,13 +40,13 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_java_home_comes_before_path_and_an_unusable_java_is_skipped(tmp_path: Path) -> None:
-    other = make_java(tmp_path / "other", MODERN, "21.0.2")
+    path_home = make_java(tmp_path / "other", MODERN, "21.0.2")
     scripts = [(MODERN, "17.0.1"), (MODERN, "11.0.2"), (BEFORE_MODULES, "11.0.2")]
     scripts += [(script, "") for script in ("#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hi\n", "none")]
     javas = []
     for number, (script, version) in enumerate(scripts):
         home = make_java(tmp_path / f"home-{number}", script, version)
-        javas.append(find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}))
+        javas.append(find_java({"JAVA_HOME": str(home), "PATH": str(path_home / "bin")}))
         if not version:
             with pytest.raises(NsqError, match="and none was found"):
                 find_java({"JAVA_HOME": str(home), "PATH": ""})
@@ -54,8 +54,10 @@ def test_java_home_comes_before_path_and_an_unusable_java_is_skipped(tmp_path: P
     first, *from_path = javas
     at = tmp_path / "home-0" / "bin" / "java"
     assert first == Java(at, "17.0.1", "JAVA_HOME", True, date(2025, 4, 15))
-    assert {(java.program, java.origin) for java in from_path} == {(other / "bin" / "java", "PATH")}
-    assert find_java({"JAVA_HOME": "/nowhere", "PATH": str(other / "bin")}).origin == "PATH"
+    assert {(java.program, java.origin) for java in from_path} == {
+        (path_home / "bin" / "java", "PATH")
+    }
+    assert find_java({"JAVA_HOME": "/nowhere", "PATH": str(path_home / "bin")}).origin == "PATH"
 
 
 def test_versions_are_parsed_and_the_only_java_is_named_if_too_old(tmp_path: Path) -> None:
@@ -78,8 +80,8 @@ def test_a_java_without_the_vector_module_is_run_through_a_shim(tmp_path: Path) 
     nowhere = java_home(java, {"XDG_CACHE_HOME": "/proc/nowhere"}, tmp_path / "spare")
     assert nowhere.parent == tmp_path / "spare"
     # Not the HOME of this process.
-    ours = java_home(java, {"HOME": str(tmp_path)}, tmp_path / "spare")
-    assert ours.parent == tmp_path / ".cache" / "nsqtools"
+    cached = java_home(java, {"HOME": str(tmp_path)}, tmp_path / "spare")
+    assert cached.parent == tmp_path / ".cache" / "nsqtools"
 
     shim = java_home(java, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, tmp_path / "spare")
 

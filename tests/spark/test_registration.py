@@ -91,9 +91,9 @@ def printed(program: str, *arguments: object, env: dict[str, str], tmp_path: Pat
     """The lines that a program of a user prints."""
     java = java_home(find_java(os.environ), os.environ, tmp_path / "java")
     environment = {"PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)}
-    done = run(sys.executable, "-c", program, *arguments, env=env | environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    result = run(sys.executable, "-c", program, *arguments, env=env | environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 def test_a_plain_pyspark_finds_the_formats(spark_env: dict[str, str], tmp_path: Path) -> None:

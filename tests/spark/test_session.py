@@ -43,19 +43,19 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 RunSql = Callable[..., Result]
 
 
-def test_a_session_has_our_settings_and_authenticates_local_users(
+def test_a_session_has_our_settings_and_refuses_other_local_users(
     spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
     conf = spark.sparkContext.getConf()
-    ours = {"sql.session.timeZone": "UTC", "speculation": "false", "driver.memory": "1g"}
-    for name, value in (ours | {"master": "local[2,4]", "authenticate": "true"}).items():
+    expected = {"sql.session.timeZone": "UTC", "speculation": "false", "driver.memory": "1g"}
+    for name, value in (expected | {"master": "local[2,4]", "authenticate": "true"}).items():
         assert (conf.get(f"spark.{name}") or spark.conf.get(f"spark.{name}")) == value
     assert "spark.authenticate" not in spark_conf(SparkSettings("spark://m:7077"), tmp_path)
-    mine = {"spark.authenticate": "false", "spark.ui.enabled": "true", JAVA_OPTIONS: "-Dx=y"}
-    conf_of_mine = spark_conf(SparkSettings(conf=mine), tmp_path)
-    assert mine.items() - {(JAVA_OPTIONS, "-Dx=y")} <= conf_of_mine.items()
-    assert f'-Djava.io.tmpdir="{tmp_path}"' in conf_of_mine[JAVA_OPTIONS]
-    assert conf_of_mine[JAVA_OPTIONS].endswith(" -Dx=y")
+    user_conf = {"spark.authenticate": "false", "spark.ui.enabled": "true", JAVA_OPTIONS: "-Dx=y"}
+    merged = spark_conf(SparkSettings(conf=user_conf), tmp_path)
+    assert user_conf.items() - {(JAVA_OPTIONS, "-Dx=y")} <= merged.items()
+    assert f'-Djava.io.tmpdir="{tmp_path}"' in merged[JAVA_OPTIONS]
+    assert merged[JAVA_OPTIONS].endswith(" -Dx=y")
 
 
 def test_a_second_session_and_invalid_settings_are_refused(spark: SparkSession) -> None:
@@ -239,7 +239,8 @@ def test_a_missing_requirement_is_one_line_with_a_hint(
         (["--master", "spark://127.0.0.1:1"], "cannot connect to 127.0.0.1:1 (connection refused)"),
         (["--driver-memory", "9999999g"], "Spark's JVM did not start (Error occurred during"),
         (["--conf", "spark.driver.bindAddress=192.0.2.99"], "Cannot assign requested address"),
-        ([], "Spark failed: SparkRuntimeException: [USER_RAISED_EXCEPTION] so"),  # its JVM knew
+        # The JVM has the message.
+        ([], "Spark failed: SparkRuntimeException: [USER_RAISED_EXCEPTION] so"),
     ],
 )
 def test_a_failed_query_is_one_line_and_leaves_nothing(
@@ -287,7 +288,7 @@ def test_a_signal_ends_the_command_and_its_jvm_without_output(
 def runs_tasks(jvm: int) -> bool:
     """Whether the JVM has threads that run tasks; the system shows 15 characters of their names."""
     for path in Path(f"/proc/{jvm}/task").glob("*/comm"):
-        with suppress(OSError):  # the thread has ended
+        with suppress(OSError):  # The thread may have ended.
             if path.read_text().startswith("Executor task"):
                 return True
     return False

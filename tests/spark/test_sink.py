@@ -39,17 +39,17 @@ def rows(spark: SparkSession, bodies: Sequence[bytes]) -> DataFrame:
 def test_partitions_start_with_different_nsqd_and_topics_are_options_or_columns(
     spark: SparkSession, go_nsqd: MakeNsqd, save: Callable[..., None], tmp_path: Path
 ) -> None:
-    both = go_nsqd(), go_nsqd()
+    servers = go_nsqd(), go_nsqd()
     frame = spark.range(0, 20_000, 1, 4).selectExpr(
         "cast(id as string) as body", "if(id % 2 = 0, 'even', 'odd') as topic"
     )
-    save(frame, *both, outcomePath=str(tmp_path / "outcome.json"))
-    save(frame.limit(2), both[0], topic="clicks")  # The option takes precedence over the column.
+    save(frame, *servers, outcomePath=str(tmp_path / "outcome.json"))
+    save(frame.limit(2), servers[0], topic="clicks")  # The option takes precedence over the column.
     document = json.loads((tmp_path / "outcome.json").read_bytes())
     assert document["topics"] == {"even": 10_000, "odd": 10_000}
     assert (document["confirmed"], document["is_complete"]) == (20_000, True)
-    assert [nsqd.depth("even") for nsqd in both] == [5000, 5000]
-    assert both[0].depth("clicks") == 2
+    assert [nsqd.depth("even") for nsqd in servers] == [5000, 5000]
+    assert servers[0].depth("clicks") == 2
 
 
 def test_nsqd_are_found_by_nsqlookupd_which_is_named_when_it_has_none(
@@ -60,14 +60,14 @@ def test_nsqd_are_found_by_nsqlookupd_which_is_named_when_it_has_none(
         save(rows(spark, [b"x"]), topic="clicks", lookupdHttpAddress=lookupd.http_address)
     assert caught.value.category == "not_found"
     flags = f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=nowhere.invalid"
-    both = go_nsqd(*flags), go_nsqd(*flags)
+    servers = go_nsqd(*flags), go_nsqd(*flags)
     wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 2, what="both are registered")
-    ports = [nsqd.tcp_address.rpartition(":")[2] for nsqd in both]
+    ports = [nsqd.tcp_address.rpartition(":")[2] for nsqd in servers]
     mapped = ",".join(f"nowhere.invalid:{port}=127.0.0.1:{port}" for port in ports)
     place = {"lookupdHttpAddress": lookupd.http_address, "addressMap": mapped}
     frame = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as body")
     save(frame, topic="clicks", **place)
-    assert [nsqd.depth("clicks") for nsqd in both] == [50, 50]
+    assert [nsqd.depth("clicks") for nsqd in servers] == [50, 50]
 
 
 def test_an_invalid_write_is_refused_early_and_a_bad_row_fails_once(

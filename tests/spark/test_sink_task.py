@@ -169,7 +169,7 @@ def test_a_failure_that_is_not_of_a_row_ends_the_task_without_dead_letters(
         ledger=LocalPlace(ledger),
         options=options,
     )
-    done = in_background(run, plan, chunk(numbered(0, 10)))
+    task = in_background(run, plan, chunk(numbered(0, 10)))
     connection = with_rows(scripted_nsqd)
     if goes_away:
         scripted_nsqd.stop_listening()
@@ -179,7 +179,7 @@ def test_a_failure_that_is_not_of_a_row_ends_the_task_without_dead_letters(
 
     reason = "not confirmed: an earlier" if goes_away else ".*E_MPUB_FAILED the disk is full"
     with pytest.raises(ConnectionFailed if goes_away else NsqError, match=f"partition 0: {reason}"):
-        done.result(patience_s(10))
+        task.result(patience_s(10))
     assert dead_letters(dead) == []
     assert read_entries(LocalPlace(ledger))[0].done == 0  # The next attempt sends all rows.
 
@@ -210,12 +210,12 @@ def test_a_lost_connection_loses_no_row_and_repeated_rows_are_counted(
     embedded.create_topic("clicks")
     proxy = proxy_to(embedded.tcp_address)
     plan = make_plan(proxy.address, rate=10_000.0)
-    done = in_background(run, plan, *(chunk(numbered(n, n + 1000)) for n in range(0, 10_000, 1000)))
+    task = in_background(run, plan, *(chunk(numbered(n, n + 1000)) for n in range(0, 10_000, 1000)))
     for goal in (1000, 4000):
         wait_until(lambda goal=goal: embedded.depth("clicks") > goal, what="publishing goes on")
         proxy.cut(reset=True)
 
-    report = done.result(patience_s(30))
+    report = task.result(patience_s(30))
 
     bodies = bodies_in(embedded, "clicks", embedded.depth("clicks"))
     assert sorted(set(bodies)) == numbered(0, 10_000)
@@ -228,10 +228,10 @@ def test_rows_that_must_not_be_repeated_become_dead_letters_as_unknown(
 ) -> None:
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
     plan = make_plan(scripted_nsqd.address, options=options, dead_letters=LocalPlace(tmp_path))
-    done = in_background(run, plan, chunk(numbered(0, 10)))
+    task = in_background(run, plan, chunk(numbered(0, 10)))
     with_rows(scripted_nsqd).close()
 
-    report = done.result(patience_s(10))
+    report = task.result(patience_s(10))
 
     assert (report.confirmed, report.unknown, report.dead_lettered) == (0, 10, 10)
     assert len(dead_letters(tmp_path)) == 10
@@ -385,7 +385,7 @@ def test_a_row_keeps_its_origin_and_a_batch_fits_the_size_limit() -> None:
 
 
 def test_only_rows_before_the_first_unfinished_span_count_as_done() -> None:
-    noted = LedgerEntry(done=5, topics={"a": 4}, rejected=1)
+    ledger_entry = LedgerEntry(done=5, topics={"a": 4}, rejected=1)
     first = RowSpan(10, 70, 1, RowCounts({"a": 3, "b": 1}, rejected=1))
     second, third = RowSpan(20, 140, 1, RowCounts({"b": 5}, unknown=1)), RowSpan(30, 210, 1)
     spans = deque([first, second, third])
@@ -397,5 +397,5 @@ def test_only_rows_before_the_first_unfinished_span_count_as_done() -> None:
         (third, LedgerEntry(done=30, checksum=210, **counts)),
     ):
         ended.pending = 0
-        advance(noted, spans)
-        assert noted == entry
+        advance(ledger_entry, spans)
+        assert ledger_entry == entry

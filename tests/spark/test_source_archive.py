@@ -86,8 +86,8 @@ def test_bodies_have_columns_by_a_schema_and_errors_of_misfits(
         for r in rows[1:]
     ]
     assert values == CLICKS
-    one = reader.option("schema", str(schema)).schema("user bigint").load(str(archive))
-    assert sorted(row.user for row in one.collect() if row.user) == [7, 8, 9]
+    typed = reader.option("schema", str(schema)).schema("user bigint").load(str(archive))
+    assert sorted(row.user for row in typed.collect() if row.user) == [7, 8, 9]
 
 
 def test_text_stays_text_and_invalid_options_are_refused(
@@ -178,9 +178,9 @@ def test_rows_of_other_nsqd_are_not_passed_to_spark(tmp_path: Path) -> None:
 def test_spark_pushes_filters_for_one_scan_only(spark: SparkSession, tmp_path: Path) -> None:
     write_archive(tmp_path / "a.log.gz", messages(0, 30), topic="a")
     head = Head(f"{7:032x}", 1)
-    other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b", head=head)
-    data = other.read_bytes()
-    other.write_bytes(data[:-12] + bytes(4) + data[-8:])  # so that reading it would fail
+    other_path = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b", head=head)
+    data = other_path.read_bytes()
+    other_path.write_bytes(data[:-12] + bytes(4) + data[-8:])  # so that reading it would fail
     reader = spark.read.format("nsq-archive").option("filterPushdown", ONE_SCAN)
     rows = reader.load(str(tmp_path)).where(f"topic = 'a' AND ts_ns >= {BASE_NS + 10}")
 
@@ -190,8 +190,8 @@ def test_spark_pushes_filters_for_one_scan_only(spark: SparkSession, tmp_path: P
         reader.load(str(tmp_path)).count()
     (tmp_path / "empty").mkdir()
     assert reader.load(str(tmp_path / "empty")).count() == 0
-    other.unlink()
-    index_of(other).unlink()
+    other_path.unlink()
+    index_of(other_path).unlink()
     loaded = reader.option("filterPushdown", "true").load(str(tmp_path))
     assert loaded.where(f"ts_ns >= {BASE_NS + 10}").count() == 20
     assert loaded.count() == 30  # without the filter of the previous query

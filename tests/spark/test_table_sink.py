@@ -194,8 +194,8 @@ def test_a_batch_is_written_again_if_another_writer_gave_a_column_another_type(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, is_delta: bool
 ) -> None:
     table, letters = tmp_path / "table", tmp_path / "dead.jsonl"
-    other, batch = Batch(a={5: '{"v": "text"}'}), Batch(a={0: '{"v": 1}', 1: '{"v": "x"}'})
-    others: list[Any] = [other]
+    other_batch, batch = Batch(a={5: '{"v": "text"}'}), Batch(a={0: '{"v": 1}', 1: '{"v": "x"}'})
+    others: list[Any] = [other_batch]
     sink = sink_for(table, checkpoint, is_delta=is_delta, dead_letters=str(letters))
     evolve = Tables.evolve_schemas
 

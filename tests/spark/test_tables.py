@@ -81,9 +81,9 @@ def test_delta_has_each_message_once_despite_interruptions(
     # late messages that another archiver also has, and bodies without an identity
     write_archive(archive / "other.gz", by_the_minute(590, 610, 2), by_the_minute(620, 630))
     (archive / "bare.log").write_bytes(b"bare\n" * 3)
-    again = run_spark(*command)
+    second = run_spark(*command)
 
-    assert again.status == 0, again.err
+    assert second.status == 0, second.err
     assert rows_of(table) == expected(500, 630, "clicks")
     result = run_spark("sql", "select count(*) n, count(id) m from delta", table, "--json")
     assert json.loads(result.out) == {"n": 133, "m": 130}
@@ -95,8 +95,8 @@ def test_delta_has_each_message_once_despite_interruptions(
 
     without_format = run_spark(*command[:-2])
     assert "is a Delta table\nhint: Add --format delta." in without_format.err
-    other = (*command[:5], tmp_path / "new", *command[6:])
-    assert "was written with the checkpoint" in run_spark(*other).err
+    other_output = (*command[:5], tmp_path / "new", *command[6:])
+    assert "was written with the checkpoint" in run_spark(*other_output).err
     shutil.rmtree(table / "_delta_log")
     shutil.copytree(copy, table / "_delta_log")
     assert f"{table} is older than {checkpoint}" in run_spark(*command).err

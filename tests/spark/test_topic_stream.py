@@ -120,11 +120,11 @@ def test_a_batch_can_be_planned_again_and_a_checkpoint_belongs_to_its_channel(
     expected = bodies(first, start, end)
     first.stop()
 
-    again = new_stream()
+    restarted = new_stream()
 
     assert expected
-    assert bodies(again, again.initial(), end) == expected
-    again.stop()
+    assert bodies(restarted, restarted.initial(), end) == expected
+    restarted.stop()
 
     stream = new_stream(replace(settings, **other))
     with pytest.raises(ConfigurationError, match=r"the checkpoint belongs to .*, not to .*other"):
