@@ -41,7 +41,7 @@ def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
             client = subscribed(nsqd.tcp_address, "t", "ch", ready=2500)
             stack.enter_context(client).settle()
 
-        def share() -> bool:  # the system may delay one client for long
+        def share() -> bool:  # The system may delay one client for long.
             nsqd.publish("t", b"x")
             clients = nsqd.channel_stats("t", "ch")["clients"]
             shares = [client["in_flight_count"] for client in clients]
@@ -225,12 +225,13 @@ def test_a_lone_surrogate_in_a_client_name_is_replaced(any_nsqd: AnyNsqd) -> Non
     assert (producer["hostname"], producer["user_agent"]) == ("\ufffd", "\U0001f600")
 
 
-def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:
+def test_quantiles_measure_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-e2e-processing-latency-percentile=0.5,0.99")
     with subscribed(nsqd.tcp_address, "t", "ch", ready=102) as client:
         started_s = time.monotonic()
         nsqd.publish("t", *[b"x"] * 102)
-        requeued, _, *messages = client.read_messages(102)  # one is held; neither is a sample
+        # One message is in flight, one was requeued: neither is a sample.
+        requeued, _, *messages = client.read_messages(102)
         client.send(b"REQ %b 60000\n" % requeued.id)
         client.settle()
         unused = nsqd.channel_stats("t", "ch")["e2e_processing_latency"]

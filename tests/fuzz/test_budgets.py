@@ -87,11 +87,11 @@ def run_measured(nsq_env: dict[str, str]) -> RunMeasured:
 
     def run(arguments: Sequence[str]) -> Cost:
         command, limit_s = [sys.executable, "-c", _RUNNER, *arguments], patience_s(60)
-        done = subprocess.run(command, capture_output=True, env=nsq_env, timeout=limit_s)
-        lines = done.stderr.decode().splitlines()
+        result = subprocess.run(command, capture_output=True, env=nsq_env, timeout=limit_s)
+        lines = result.stderr.decode().splitlines()
         # A thread may still log while the process ends.
         costs = [line for line in lines if line.startswith(COST)]
-        assert len(costs) == 1, done.stderr.decode()
+        assert len(costs) == 1, result.stderr.decode()
         [cost] = costs
         lines.remove(cost)
         return Cost(err="\n".join(lines), **json.loads(cost.removeprefix(COST)))

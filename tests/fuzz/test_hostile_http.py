@@ -89,10 +89,10 @@ def changed(document: Any, what: str, number: int, odd: Any) -> Any:
 def run(command: str, cluster: HostileCluster, run_nsq: RunNsq) -> None:
     daemon = "nsqd" if command.split()[0] in ("config", "info") else "lookupd"
     where = f"--{daemon}-http-address={cluster.http_address}"
-    done = run_nsq([*command.split(), where, "--timeout", "2s"])
-    assert "This is a bug" not in done.err
-    assert "Traceback" not in done.err
-    assert done.status in (0, 1, 3, 4, 5, 6), (done.status, done.err)  # 2 is a usage error.
+    result = run_nsq([*command.split(), where, "--timeout", "2s"])
+    assert "This is a bug" not in result.err
+    assert "Traceback" not in result.err
+    assert result.status in (0, 1, 3, 4, 5, 6), (result.status, result.err)  # 2 is a usage error.
 
 
 def hostile(good: Any, changes: list[tuple[str, int, Any]]) -> Any:

@@ -73,9 +73,9 @@ def test_frames_do_not_depend_on_cuts_of_the_stream(
     """Each frame is returned as soon as it is complete."""
     stream = stream_of(frames)
     inside = [cut for cut in cuts if cut < len(stream)]
-    edges_of_cuts = sorted({0, len(stream), *inside})
+    cut_edges = sorted({0, len(stream), *inside})
     once = [[0, cut, len(stream)] for cut in inside]
-    for edges in (edges_of_cuts, [0, len(stream)], range(len(stream) + 1), *once):
+    for edges in (cut_edges, [0, len(stream)], range(len(stream) + 1), *once):
         pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
         assert take_all(pieces) == expected(frames)
 
@@ -83,12 +83,12 @@ def test_frames_do_not_depend_on_cuts_of_the_stream(
 @given(frame_lists)
 def test_next_frame_returns_frames_in_order(frames: list[tuple[int, bytes]]) -> None:
     buffer = FrameBuffer()
-    taken = []
+    returned = []
     for byte in stream_of(frames):
         buffer.feed(bytes([byte]))
         while (frame := buffer.next_frame()) is not None:
-            taken.append(frame)
-    assert taken == frames
+            returned.append(frame)
+    assert returned == frames
     assert len(buffer) == 0
 
 

@@ -109,7 +109,7 @@ URLS |= {"https://lookup.example.org/": "https://lookup.example.org"}
 URLS |= {"10.0.0.1:4161/prefix": "http://10.0.0.1:4161/prefix"}
 
 
-def test_every_form_of_an_http_address_is_a_url() -> None:
+def test_every_form_of_an_http_address_becomes_a_url() -> None:
     assert {text: http_url(text, names.LOOKUPD_HTTP_PORT) for text in URLS} == URLS
 
 

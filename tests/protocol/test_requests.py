@@ -21,9 +21,13 @@ def test_a_line_has_a_limit_and_an_incomplete_one_needs_more() -> None:
     assert requests.read_request(b"x" * 16383 + b"\n", 0).position == 16384
     with pytest.raises(requests.LineTooLong):
         requests.read_request(b"x" * 16384, 0)
-    with pytest.raises(requests.Incomplete) as more:
+    with pytest.raises(requests.Incomplete) as incomplete:
         requests.read_request(b"..NO", 2)
-    assert (more.value.position, more.value.needed, more.value.error) == (2, 3, None)
+    assert (incomplete.value.position, incomplete.value.needed, incomplete.value.error) == (
+        2,
+        3,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,8 +127,8 @@ def test_ok_means_an_old_nsqd_and_unknown_fields_are_ignored() -> None:
     assert not any([reply.tls_v1, reply.snappy, reply.deflate, reply.auth_required])
     reply = IdentifyReply(max_rdy_count=3, version="1.3.0", tls_v1=True, deflate_level=2)
     assert decode_identify_reply(reply.encode()) == reply
-    few = b'{"max_rdy_count":7,"new":[1],"version":null}'
-    assert decode_identify_reply(few) == IdentifyReply(max_rdy_count=7)
+    partial = b'{"max_rdy_count":7,"new":[1],"version":null}'
+    assert decode_identify_reply(partial) == IdentifyReply(max_rdy_count=7)
     # A newline would start another line of a log.
     assert decode_identify_reply(rb'{"version":"1\nERROR"}').version == r"1\nERROR"
 

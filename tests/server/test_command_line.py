@@ -61,7 +61,7 @@ REFUSED = """
 """
 
 
-# Go describes numbers that are too large or missing with other words, and shows the position
+# Go uses other words for numbers that are too large or missing, and shows the position
 OTHER_WORDS = re.compile(r".*(99999|-count=$|-max-depth).*")
 SAME_WORDS = [words for words in REFUSED.split() if not OTHER_WORDS.fullmatch(words)]
 SAME_WORDS_OF_NSQLOOKUPD = """
@@ -75,12 +75,12 @@ def test_refusals_usage_and_version_are_those_of_go(run_nsq: RunNsq, go_program:
     for program, arguments in refused.items():
         for argument in ("-h", *arguments):
             go = subprocess.run([go_program(program), argument], capture_output=True, text=True)
-            ours = run_nsq([program, argument])
+            result = run_nsq([program, argument])
 
-            assert (ours.status, ours.out) == (go.returncode, b""), argument
+            assert (result.status, result.out) == (go.returncode, b""), argument
             assert go.returncode == (0 if argument == "-h" else 2), argument
             # The usage marks our own flags. Go's usage lists ssl3.0, which it refuses.
-            usage = re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", ours.err)
+            usage = re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", result.err)
             assert usage == go.stderr.replace("'ssl3.0', ", ""), argument
         version = run_nsq([program, "-version"])
         assert (version.status, version.err) == (0, "")

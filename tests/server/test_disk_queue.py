@@ -72,7 +72,7 @@ def data_files(path: Path) -> list[str]:
     return sorted(file.name for file in path.glob("*.0*.dat"))
 
 
-def test_a_put_that_fails_keeps_no_record(tmp_path: Path) -> None:
+def test_a_failed_put_keeps_no_record(tmp_path: Path) -> None:
     disk = queue(tmp_path, max_bytes=2 * ON_DISK)
     for size in (25, 127):
         with pytest.raises(OSError, match=rf"invalid message write size \({size}\)"):
@@ -223,7 +223,7 @@ def test_wrong_positions_remove_no_file(tmp_path: Path, positions: str) -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 4, 9])
-def test_a_transient_read_error_loses_nothing(
+def test_a_transient_read_error_loses_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     disk = queue(tmp_path)
@@ -326,7 +326,7 @@ def test_reads_and_syncs_without_descriptors_are_retried(
     assert disk.get(1, ALL) == [RECORD]
 
 
-def test_an_error_of_close_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_close_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int, close: Callable[[int], None] = os.close) -> None:
         close(descriptor)
         raise OSError(errno.EIO, "some write has failed")

@@ -149,15 +149,15 @@ def test_a_publish_waits_while_another_program_writes(nsqd: EmbeddedServer) -> N
     nsqd.publish("t", b"1")
     [database] = nsqd.data_path.glob("nsqd.durable.*.db")
     with (
-        closing(sqlite3.connect(database, isolation_level=None)) as other,
+        closing(sqlite3.connect(database, isolation_level=None)) as connection,
         RawClient(nsqd.tcp_address) as client,
     ):
-        other.execute("BEGIN IMMEDIATE")
+        connection.execute("BEGIN IMMEDIATE")
         client.send(b"PUB t\n" + sized(b"2"))
         client.socket.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.read_response()
-        other.execute("COMMIT")
+        connection.execute("COMMIT")
         client.socket.settimeout(TIMEOUT_S)
         assert client.read_response() == b"OK"
     assert "ERROR" not in nsqd.log
@@ -167,9 +167,9 @@ def test_a_signal_ends_a_recovery(nsqd: EmbeddedServer, spawn_nsq: SpawnNsq) -> 
     nsqd.publish("t", b"1")
     nsqd.stop()
     path = nsqd.data_path
-    with closing(sqlite3.connect(path / "nsqd.durable.1.db", isolation_level=None)) as other:
-        other.execute("PRAGMA locking_mode=EXCLUSIVE")
-        other.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(path / "nsqd.durable.1.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("BEGIN IMMEDIATE")
         recovery = spawn_nsq(["nsqd", "-recover-only", f"-data-path={path}"])
         wait_until(lambda: _is_locked(path), what="it waits for the database now")
         recovery.terminate()
@@ -178,8 +178,8 @@ def test_a_signal_ends_a_recovery(nsqd: EmbeddedServer, spawn_nsq: SpawnNsq) -> 
 
 def recover(path: Path, *flags: str) -> None:
     command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only", *flags]
-    done = subprocess.run([*command, f"-data-path={path}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([*command, f"-data-path={path}"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_nsq: RunNsq) -> None:
@@ -191,7 +191,7 @@ def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_ns
     file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second record
     copy = file.with_name(f"{file.name}.bad")
     copy.symlink_to(tmp_path / "elsewhere")  # The link is not followed.
-    (tmp_path / "nsqd.dat").write_bytes(b"\xff")  # the previous file is next to it
+    (tmp_path / "nsqd.dat").write_bytes(b"\xff")  # The previous file is next to it.
 
     recover(tmp_path, "-durable")
     archive = tmp_path.parent / f"{tmp_path.name}.log"
@@ -390,7 +390,7 @@ def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
 
 
 @pytest.mark.parametrize("fails", ["the database", "its opening", "the copy of the old one"])
-def test_a_rewrite_that_fails_leaves_nothing(
+def test_a_failed_rewrite_leaves_no_files(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def copy(source: Path, target: Path) -> None:
@@ -415,7 +415,7 @@ def test_a_rewrite_that_fails_leaves_nothing(
         assert sorted(nsqd.data_path.iterdir()) == old_files
 
 
-def test_the_file_shrinks_when_its_messages_are_gone(
+def test_the_file_shrinks_when_its_messages_are_deleted(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable_store, "_SHRINK_PAUSE_S", 0)

@@ -55,9 +55,9 @@ def test_recover_only_keeps_a_database_that_nsqd_dat_does_not_name(
     left: Path, run_nsq: RunNsq, flags: list[str], content: str
 ) -> None:
     (left / "nsqd.dat").write_text(content)
-    for _ in range(2):  # the second run finds an orphan
-        done = run_nsq(["nsqd", "--recover-only", *flags, f"--data-path={left}"])
-        assert done.status == 0, done.err
+    for _ in range(2):  # The second run finds an orphan.
+        result = run_nsq(["nsqd", "--recover-only", *flags, f"--data-path={left}"])
+        assert result.status == 0, result.err
     listed = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
     assert ("t", 20, "orphaned") in [
         (row["topic"], row["messages"], row["state"]) for row in listed
@@ -164,8 +164,10 @@ def test_another_format_is_refused_by_name(
         EmbeddedServer(left, "-durable").start()
     assert str(database) in str(refused.value)
     for command in ("list", "verify"):
-        done = run_nsq(["queue", command, str(left)])
-        assert (done.status != 0, refusal in done.err, str(database) in done.err) == (True,) * 3
+        result = run_nsq(["queue", command, str(left)])
+        assert (result.status != 0, refusal in result.err, str(database) in result.err) == (
+            True,
+        ) * 3
     assert database.read_bytes() == content
 
 
@@ -415,6 +417,6 @@ def test_copies_are_kept_of_a_few_databases_that_lost_messages(
         assert not copies if not lost else copies
     database.close()
     assert len([path for path in copies if not path.name.endswith("-wal")]) == 2
-    assert recovered_bodies(left, run_nsq) == BODIES[1:3]  # the first copy did not have BODIES[0]
+    assert recovered_bodies(left, run_nsq) == BODIES[1:3]  # The first copy did not have BODIES[0].
     rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
     assert {row["state"] for row in rows} == {"good", "set aside"}

@@ -45,13 +45,13 @@ def test_an_embedded_nsqd_serves_while_the_block_runs() -> None:
         _ = nsqd.tcp_address
     nsqd.stop()  # It does nothing after the block.
     nsqd.kill()
-    with nsqd, EmbeddedNsqd() as other:
-        assert nsqd.tcp_address == address != other.tcp_address
+    with nsqd, EmbeddedNsqd() as second:
+        assert nsqd.tcp_address == address != second.tcp_address
         with pytest.raises(RuntimeError, match="this nsqd is running"):
             nsqd.start()
         assert Path(nsqd.data_path).exists()
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda _: other.stop(), range(4)))
+            list(threads.map(lambda _: second.stop(), range(4)))
 
 
 def test_a_forked_child_affects_neither_the_daemon_nor_its_restart() -> None:
@@ -160,8 +160,8 @@ def test_invalid_names_in_nsqd_dat_are_skipped(any_nsqd: AnyNsqd) -> None:
     [topic] = nsqd.stats()["topics"]
     names = [topic["topic_name"], *(channel["channel_name"] for channel in topic["channels"])]
     assert names == ["t", "ch"]
-    for what in ("topic a:b", "topic a:c", "channel c:d", "topic "):
-        assert f"skipping creation of invalid {what}\n" in nsqd.log
+    for invalid in ("topic a:b", "topic a:c", "channel c:d", "topic "):
+        assert f"skipping creation of invalid {invalid}\n" in nsqd.log
 
 
 def test_a_damaged_nsqd_dat_is_restored_from_previous_and_queue_files(

@@ -41,7 +41,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("client", HEADS)
-def test_a_body_is_read_whatever_its_head_offers(client: str, any_nsqd: AnyNsqd) -> None:
+def test_a_body_is_read_with_the_headers_of_each_client(client: str, any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     fields = HEADS[client]
     body = b"3\r\na\nb\r\n0\r\n\r\n" if b"chunked" in fields else b"a\nb"
@@ -79,7 +79,7 @@ def test_old_http_clients_are_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
         for request in (padded, star, unix, twice, padded):
             connection.send(request)
             assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
-        connection.send(twice.replace(b"3", b"4", 1))  # they differ
+        connection.send(twice.replace(b"3", b"4", 1))  # The lengths differ.
         assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 400 Bad Request")
 
 
@@ -122,8 +122,8 @@ def test_a_real_client_publishes(program: str, any_nsqd: AnyNsqd, tmp_path: Path
     name, source, command = PROGRAMS[program]
     (tmp_path / name).write_text(source)
     url = f"http://{nsqd.http_address}/mpub?topic=t"
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, url], cwd=tmp_path, timeout=patience_s(60), capture_output=True
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert nsqd.topic_stats("t")["depth"] == (2 if program == "curl" else 40)

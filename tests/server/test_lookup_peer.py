@@ -162,8 +162,8 @@ def test_a_port_in_use_is_named_and_the_other_port_released(lookupd: EmbeddedLoo
     free = f"127.0.0.1:{port.number}"
     with pytest.raises(ConfigurationError, match="address already in use"):
         EmbeddedNsqlookupd(tcp_address=free, http_address=lookupd.http_address).start()
-    with EmbeddedNsqlookupd(tcp_address=free) as other:
-        assert other.tcp_address == free
+    with EmbeddedNsqlookupd(tcp_address=free) as second:
+        assert second.tcp_address == free
 
 
 def test_a_star_tombstones_all_topics(lookupd: EmbeddedLookupServer) -> None:

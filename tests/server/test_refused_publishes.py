@@ -72,7 +72,7 @@ def test_consecutive_publishes_are_stored_up_to_the_first_refused(
         return mpub("t", [body]) if kind == "MPUB" else b"PUB t\n" + sized(body)
 
     with RawClient(nsqd.tcp_address) as client:
-        client.send(command(b"first"))  # creates the topic
+        client.send(command(b"first"))  # It creates the topic.
         assert client.read()[1] == b"OK"
         commands = [command(body) for body in (b"a", b"b", b"too large a body", b"d")]
         client.send(b"".join(commands))
@@ -113,7 +113,7 @@ def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("what", [r"TOPIC\(t\): failed to close", "failed to persist metadata"])
-def test_a_stop_that_cannot_write_memory_ends_with_status_1(
+def test_a_stop_that_cannot_flush_memory_ends_with_status_1(
     small_disk: Path, serve: Serve, what: str
 ) -> None:
     nsqd = serve(EmbeddedNsqdProcess(small_disk))

@@ -75,8 +75,8 @@ def test_an_archive_is_continued_without_lost_or_duplicate_messages(
 ) -> None:
     archive = left / "archive"
     assert unfinished(nsqd, TOPIC, CHANNEL) > 0
-    done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, *FORMS[scene.name]))
-    assert done.status == 0, done.err
+    result = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, *FORMS[scene.name]))
+    assert result.status == 0, result.err
     written = lines_of(archive)
     if "jsonl" in scene.name:
         written = [message["body"] for message in messages_of(archive)]
@@ -88,8 +88,8 @@ def test_an_upload_stores_each_file_once(left: Path, nsqd: EmbeddedServer, run_n
     archive, store = left / "archive", left / "store"
     killed = [path for path in store.iterdir() if path.suffix == ".tmp"]
     assert killed
-    done = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, "--gzip", "--upload", str(store)))
-    assert done.status == 0, done.err
+    result = run_nsq(to_file(nsqd.tcp_address, archive, *HOST, "--gzip", "--upload", str(store)))
+    assert result.status == 0, result.err
     assert sorted(message["body"] for message in messages_of(store)) == EVERY_BODY
     assert len(finished_files(store)) == len(finished_files(archive))
     assert not any(path.exists() for path in killed)  # They are older than a day.
@@ -109,10 +109,10 @@ def test_nsqd_reads_each_message_that_was_on_disk(nsqd: EmbeddedServer, run_nsq:
 def test_a_durable_log_is_refused_with_a_hint(left: Path, run_nsq: RunNsq, flag: str) -> None:
     names = sorted(path.name for path in (left / "nsqd").iterdir())
     ports = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
-    done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag, *ports])
-    assert done.status == 1
-    assert "has a log of --durable that nsqtools 0.2 wrote" in done.err
-    assert "`nsq nsqd --recover-only` of nsqtools 0.2" in done.err
+    result = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag, *ports])
+    assert result.status == 1
+    assert "has a log of --durable that nsqtools 0.2 wrote" in result.err
+    assert "`nsq nsqd --recover-only` of nsqtools 0.2" in result.err
     assert sorted(path.name for path in (left / "nsqd").iterdir()) == names
 
 
@@ -134,8 +134,8 @@ def test_a_landing_commits_each_message_once(
 ) -> None:
     table = str(left / "lake")
     store = ["--store", "delta", "--upload", table, "--body", "json"]
-    done = run_nsq(to_file(nsqd.tcp_address, left / "archive", *HOST, *store))
-    assert done.status in (0, 6), done.err  # The bodies are not JSON objects.
+    result = run_nsq(to_file(nsqd.tcp_address, left / "archive", *HOST, *store))
+    assert result.status in (0, 6), result.err  # The bodies are not JSON objects.
     bodies = run_nsq(["archive", "cat", table, "--bodies"]).out.splitlines()
     assert sorted(bodies) == EVERY_BODY
 
@@ -150,8 +150,8 @@ def test_a_table_keeps_the_columns_of_its_fields(left: Path, run_nsq: RunNsq) ->
     table = left / "lake"
     names = deltalake.DeltaTable(table).schema().to_arrow().names
     into = ["-o", str(table), "--store", "delta", "--body", "json"]
-    done = run_nsq(["archive", "convert", str(later.parent), *into])
-    assert done.status == 0, done.err
+    result = run_nsq(["archive", "convert", str(later.parent), *into])
+    assert result.status == 0, result.err
     clicks = deltalake.DeltaTable(table).to_pyarrow_table(filters=[("topic", "=", "clicks")])
     assert sorted(clicks.column_names) == sorted(names)
     assert [clicks.num_rows - clicks[name].null_count for name in ("body_id", "user_id")] == [
@@ -164,8 +164,8 @@ def test_a_table_is_converted_to_a_table_per_topic(left: Path, run_nsq: RunNsq) 
     old, new = left / "lake", left / "new"
     into = ["-o", f"{new}/{{topic}}", "--store", "delta", "--body", "json"]
     for _ in range(2):
-        done = run_nsq(["archive", "convert", str(old), *into])
-        assert done.status in (0, 6), done.err
+        result = run_nsq(["archive", "convert", str(old), *into])
+        assert result.status in (0, 6), result.err
     old_bodies, new_bodies = (run_nsq(["archive", "cat", str(place)]).out for place in (old, new))
     assert sorted(old_bodies.splitlines()) == sorted(new_bodies.splitlines())
     clicks = deltalake.DeltaTable(new / "clicks").to_pyarrow_table()
@@ -181,8 +181,8 @@ def test_pub_continues_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunNs
     assert 0 < checkpointed <= published < MESSAGES
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]
     to = ["--nsqd-tcp-address", nsqd.tcp_address]
-    done = run_nsq(["pub", "-t", TOPIC, "-f", str(left / "input.txt"), *checkpoint, *to])
-    assert done.status == 0, done.err
+    result = run_nsq(["pub", "-t", TOPIC, "-f", str(left / "input.txt"), *checkpoint, *to])
+    assert result.status == 0, result.err
     assert drained(nsqd, run_nsq) == sorted(EVERY_BODY + EVERY_BODY[checkpointed:published])
 
 
@@ -190,8 +190,8 @@ def test_pub_continues_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunNs
 def test_dead_letters_are_appended(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     dead = left / "dead.jsonl"
     refused = f"http://{nsqd.http_address}/pub"  # without a topic: 400
-    done = forward(["to-http", "--post", refused], nsqd, left, run_nsq)
-    assert done.status == 6, done.err
+    result = forward(["to-http", "--post", refused], nsqd, left, run_nsq)
+    assert result.status == 6, result.err
     redriven = run_nsq(["redrive", str(dead), "--nsqd-tcp-address", nsqd.tcp_address])
     assert redriven.status == 0, redriven.err
     published = drained(nsqd, run_nsq)
@@ -205,8 +205,8 @@ def test_forwarders_continue(
 ) -> None:
     destination = serve(EmbeddedServer(left / "destination", *SMALL))
     to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
-    done = forward(to, nsqd, left, run_nsq)
-    assert done.status == 6, done.err
+    result = forward(to, nsqd, left, run_nsq)
+    assert result.status == 6, result.err
     delivered = Counter(drained(destination, run_nsq))
     dead = [json.loads(line)["body"] for line in (left / "dead.jsonl").read_text().splitlines()]
     assert sorted(delivered) == EVERY_BODY
@@ -254,11 +254,11 @@ def test_a_spark_job_continues_from_its_checkpoint_spool_or_drafts(
     assert is_topic or 0 < spark.read.parquet(lake).count() < MESSAGES
     for path in left.glob("later/*"):
         path.rename(left / "archive" / path.name)
-    done = run_spark(*JOBS[scene.name].format(left=left, nsqd=scene.address).split())
-    assert done.status == 0, done.err
+    result = run_spark(*JOBS[scene.name].format(left=left, nsqd=scene.address).split())
+    assert result.status == 0, result.err
     rows = spark.read.parquet(lake).select("body").collect()
     bodies = [row.body.encode() if isinstance(row.body, str) else bytes(row.body) for row in rows]
-    assert sorted(bodies) == EVERY_BODY  # text since 0.3
+    assert sorted(bodies) == EVERY_BODY  # Bodies are text since 0.3.
     assert nsqd is None or unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
@@ -267,9 +267,9 @@ def test_a_replay_on_spark_continues_from_its_ledger(
     left: Path, nsqd: EmbeddedServer, run_spark: RunSpark, run_nsq: RunNsq
 ) -> None:
     where = ["--ledger", left / "ledger", "--nsqd-tcp-address", nsqd.tcp_address]
-    done = run_spark("replay", left / "archive", *where)
-    assert done.status == 0, done.err
-    repeated = re.search(r"up to (\d+) twice", done.err)
+    result = run_spark("replay", left / "archive", *where)
+    assert result.status == 0, result.err
+    repeated = re.search(r"up to (\d+) twice", result.err)
     published = drained(nsqd, run_nsq)
     assert sorted(set(published)) == EVERY_BODY
     assert len(published) - MESSAGES <= (int(repeated[1]) if repeated else 0) <= 100
@@ -278,5 +278,5 @@ def test_a_replay_on_spark_continues_from_its_ledger(
 def drained(nsqd: EmbeddedServer, run_nsq: RunNsq) -> list[bytes]:
     where = ["--nsqd-tcp-address", nsqd.tcp_address]
     count = str(unfinished(nsqd, TOPIC, CHANNEL))
-    done = run_nsq(["tail", "-t", TOPIC, "-c", CHANNEL, *where, "-n", count])
-    return sorted(done.out.splitlines())
+    result = run_nsq(["tail", "-t", TOPIC, "-c", CHANNEL, *where, "-n", count])
+    return sorted(result.out.splitlines())

@@ -80,8 +80,8 @@ def commands(
 
 
 def public_names(python: str) -> dict[str, Any]:
-    done = subprocess.run([python, "-c", SIGNATURES], capture_output=True, check=True, cwd="/")
-    names: dict[str, Any] = json.loads(done.stdout)
+    result = subprocess.run([python, "-c", SIGNATURES], capture_output=True, check=True, cwd="/")
+    names: dict[str, Any] = json.loads(result.stdout)
     return names
 
 
@@ -133,7 +133,7 @@ GONE = {
         if not removed.startswith("nsq to-exec")  # No earlier version had it.
     },
 }
-"""What was removed, and what to use. CHANGELOG lists what programs and scripts may have used."""
+"""Removed parts, each with its replacement. CHANGELOG lists those that programs may have used."""
 
 Interface = dict[str, Any]
 
