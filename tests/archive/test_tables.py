@@ -602,7 +602,7 @@ def test_metrics_have_the_rows_and_the_newest_time_of_each_topic(tmp_path: Path)
     assert f'nsq_table_newest_timestamp_seconds{{topic="clicks"}} {newest_ns / 10**9}\n' in page
 
 
-def test_a_place_that_spark_took_over_since_the_start_gets_no_files(tmp_path: Path) -> None:
+def test_a_place_taken_over_since_the_start_gets_no_files(tmp_path: Path) -> None:
     log = write_archive(tmp_path / "a.log", MESSAGES, head=Head("a" * 32, 1))
     lander = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), tmp_path)
     (tmp_path / "lake" / "_spark_metadata").mkdir(parents=True)
