@@ -134,7 +134,7 @@ def test_another_spark_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.Mo
         require_pyspark()
 
 
-def test_a_log_is_appended_to_its_last_session_quoted_and_no_link_followed(tmp_path: Path) -> None:
+def test_the_log_is_appended_to_and_quoted_and_a_link_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "below" / "spark.log"
     assert last_lines(path) == []
     for text in ("first\n", "second\nthird\n"):
@@ -176,7 +176,7 @@ FETCHED = [
 ]
 
 
-def test_jars_of_spark_win_and_without_a_home_the_log_is_private_in_tmp(
+def test_jars_of_spark_take_precedence_and_the_log_falls_back_to_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "jars").mkdir()
