@@ -21,13 +21,9 @@ def test_a_line_has_a_limit_and_an_incomplete_one_needs_more() -> None:
     assert requests.read_request(b"x" * 16383 + b"\n", 0).position == 16384
     with pytest.raises(requests.LineTooLong):
         requests.read_request(b"x" * 16384, 0)
-    with pytest.raises(requests.Incomplete) as incomplete:
+    with pytest.raises(requests.Incomplete) as caught:
         requests.read_request(b"..NO", 2)
-    assert (incomplete.value.position, incomplete.value.needed, incomplete.value.error) == (
-        2,
-        3,
-        None,
-    )
+    assert (caught.value.position, caught.value.needed, caught.value.error) == (2, 3, None)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,8 @@ def test_messages_wait_for_a_channel_through_kills(
     proceed, commit = Event(), Database.commit
     slow = lambda *args: proceed.wait(TIMEOUT_S) and commit(*args)  # noqa: E731
     monkeypatch.setattr(Database, "commit", slow)
-    pages = [
-        failing(sqlite3.SQLITE_CORRUPT, "malformed")
-    ] * 4  # The database is rewritten, and the step retried.
+    # The database is rewritten, and the step is retried.
+    pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 4
     monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
     nsqd.create_channel("t", "ch")
     assert nsqd.depth("t") == 13  # including the messages being moved
@@ -204,7 +203,7 @@ def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_ns
 
 
 def test_files_and_database_have_the_same_messages(nsqd: EmbeddedServer, serve: Serve) -> None:
-    """To the files of Go's nsqd and back: bodies, order, attempts, delays and pauses."""
+    """Conversion to files of Go's nsqd and back keeps bodies, order, attempts, delays, pauses."""
     nsqd.create_channel("t", "ch")
     nsqd.create_channel("t", "paused")
     nsqd.post("/channel/pause", topic="t", channel="paused")
@@ -369,9 +368,8 @@ def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
         wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
         assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != old_name_file
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
-        pages = [
-            failing(sqlite3.SQLITE_CORRUPT, "malformed")
-        ] * 2  # damaged again, and the disk is full
+        # It is damaged again, and the disk is full.
+        pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2
         commits: list[Callable[..., object]] = []
         renew, twice = DurablePath.renew, [failing(sqlite3.SQLITE_FULL, "full")] * 2
         renewed = lambda *args: (renew(*args), commits.extend(twice))[0]  # noqa: E731
@@ -468,9 +466,8 @@ def test_deferred_messages_are_delivered_when_due(
         wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both due")
         client.send(b"RDY 2\n")
         first, second = client.read_messages(2)
-        looks = [
-            failing(sqlite3.SQLITE_CORRUPT, "malformed")
-        ] * 2  # so that the database is rewritten
+        # These failures make nsqd rewrite the database.
+        looks = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2
         monkeypatch.setattr(Database, "next_due_ns", at_first(looks, Database.next_due_ns))
         client.send(b"RDY 0\nREQ %b 300\nREQ %b 1\n" % (second.id, first.id))
         client.settle()
