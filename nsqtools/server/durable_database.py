@@ -432,9 +432,14 @@ class Database:
             self._writer.executescript(_ADD_BODIES)
 
     def checkpoint_if_due(self) -> None:
-        """Bring a large log into the file. Raises ``sqlite3.Error``."""
+        """Bring a large log into the file. Raises ``sqlite3.Error``.
+
+        The file may grow by the size of the log. On a disk without room for that, the log would
+        stay, and refuse every change, until another program makes room.
+        """
         with suppress(OSError):
-            if self._wal.stat().st_size >= _WAL_BYTES:
+            free = shutil.disk_usage(self.path.parent).free
+            if self._wal.stat().st_size >= min(_WAL_BYTES, free):
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def shrink(self) -> bool:
