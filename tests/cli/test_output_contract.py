@@ -1,7 +1,7 @@
-"""What ``--json`` prints is what ``nsq schema`` says, in every command, on a real cluster.
+"""The output of ``--json`` matches ``nsq schema`` for every command, on a real cluster.
 
-The commands of ``nsq bench`` and ``nsq spark`` are held against their schemas where they are
-tested: they take long.
+The commands of ``nsq bench`` and ``nsq spark`` are checked against their schemas in their own
+tests, as they take long.
 """
 
 import re
@@ -16,7 +16,7 @@ from nsqtools.cli.commands.schema import all_schemas, read_schema, schema_of
 from nsqtools.cli.registry import FAILURE_STATUS
 from nsqtools.cli.render.documents import DOCUMENTS
 
-# in tests of their own, or as others
+# tested elsewhere, or with another command
 ELSEWHERE = re.compile(
     "message|error|to-http|to-exec|check|archive compact.*|archive erase|archive vacuum|"
     "(authd|bench|queue|schedule|spark|topology) .*"
@@ -70,7 +70,7 @@ COMMANDS = [
 ]
 
 
-def test_every_command_prints_what_its_schema_says(
+def test_the_output_of_every_command_matches_its_schema(
     run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson, tmp_path: Path
 ) -> None:
     nsqd, other = cluster.nsqds
@@ -109,7 +109,7 @@ def commands_with_json() -> set[str]:
     }
 
 
-def test_every_command_with_json_has_a_schema_and_is_tried() -> None:
+def test_every_command_with_json_has_a_schema_and_is_covered() -> None:
     described = {name for name, _ in all_schemas()}
     tried = {name for name in described for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
 
@@ -125,7 +125,7 @@ def test_a_schema_is_valid_and_has_a_title_and_its_version() -> None:
         assert schema["title"]
 
 
-def test_a_wrong_command_line_is_a_line_of_json_too(run_nsq: RunNsq, valid_json: ValidJson) -> None:
+def test_a_wrong_command_line_is_a_line_of_json(run_nsq: RunNsq, valid_json: ValidJson) -> None:
     for command in sorted(commands_with_json()):
         result = run_nsq([*command.split(), "--json", "--no-such-option"])
 

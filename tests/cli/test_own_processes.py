@@ -1,4 +1,4 @@
-"""Processes of our own run the program, and nothing of the directory that one happens to be in."""
+"""Child processes run the installed program, and no modules of the current directory."""
 
 import importlib.util
 import os
@@ -22,7 +22,7 @@ json logging pickle signal typing zlib"""
 
 
 def plant(here: Path) -> Path:
-    """Put modules of our names there, which note in a file that they were run; return the file."""
+    """Write modules with our names that record in a file that they ran; return that file."""
     ran = here / "ran"
     for name in TAKEN.split():
         module = here / f"{name}.py"
@@ -38,7 +38,7 @@ def plant(here: Path) -> Path:
         "archive compact ARCHIVES -o ARCHIVES.lake --processes 2",
     ],
 )
-def test_the_processes_of_a_command_run_nothing_of_the_current_directory(
+def test_child_processes_import_nothing_from_the_current_directory(
     quick_nsqd: EmbeddedServer, nsq_env: dict[str, str], tmp_path: Path, command: str
 ) -> None:
     (here := tmp_path / "cloned").mkdir()
@@ -56,10 +56,10 @@ def test_the_processes_of_a_command_run_nothing_of_the_current_directory(
     assert (done.returncode, ran.exists()) == (0, False), done.stderr
 
 
-def test_spark_runs_nothing_of_the_current_directory_and_leaves_nothing_but_its_log(
+def test_spark_imports_nothing_from_the_current_directory_and_cleans_up(
     spark_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """In the C locale with a name outside of it, and on the Java of the wheel, if installed."""
+    """In the C locale with a non-ASCII path, and on the Java of the wheel, if installed."""
     for name in ("cloned", "tmp"):
         (tmp_path / name).mkdir()
     here, log = tmp_path / "cloned", tmp_path / "spark.log"
@@ -78,7 +78,7 @@ def test_spark_runs_nothing_of_the_current_directory_and_leaves_nothing_but_its_
     assert "JAVA_TOOL_OPTIONS" in log.read_text()
 
 
-def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
+def test_demo_commands_import_nothing_from_their_directory(
     nsq_env: dict[str, str],
 ) -> None:
     with demo_stage(nsq_env, StopRequest()) as stage:
@@ -87,7 +87,9 @@ def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
         assert not ran.exists()
 
 
-def test_the_processes_of_a_compaction_end_with_it(nsq_env: dict[str, str], tmp_path: Path) -> None:
+def test_worker_processes_end_with_a_killed_compaction(
+    nsq_env: dict[str, str], tmp_path: Path
+) -> None:
     for number in range(40):
         path = tmp_path / f"in/{number}.log.gz"
         write_archive(path, numbered(0, 1000), topic=f"clicks{number}")
@@ -95,11 +97,11 @@ def test_the_processes_of_a_compaction_end_with_it(nsq_env: dict[str, str], tmp_
     with subprocess.Popen(
         command, cwd=tmp_path, env=nsq_env, stderr=subprocess.PIPE, start_new_session=True
     ) as compaction:
-        made = (tmp_path / "out").glob
-        wait_until(lambda: list(made("topic=*/*/*")), what="the first file", timeout_s=30)
+        glob = (tmp_path / "out").glob
+        wait_until(lambda: list(glob("topic=*/*/*")), what="the first file", timeout_s=30)
         compaction.kill()
         try:
-            compaction.communicate(timeout=patience_s(20))  # they have the pipe, too
+            compaction.communicate(timeout=patience_s(20))  # the workers have the pipe as well
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(compaction.pid, signal.SIGKILL)

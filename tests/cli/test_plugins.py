@@ -8,7 +8,7 @@ from plugins.cli import NSQ, RunNsq
 
 
 @pytest.mark.parametrize("name", ["hello", "tail"])
-def test_a_program_on_path_is_a_command_unless_nsq_has_it(name: str, tmp_path: Path) -> None:
+def test_a_program_on_path_is_a_command_unless_built_in(name: str, tmp_path: Path) -> None:
     program = tmp_path / f"nsq-{name}"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 9\n')
     program.chmod(0o755)
@@ -23,7 +23,7 @@ def test_a_program_on_path_is_a_command_unless_nsq_has_it(name: str, tmp_path: P
         assert (done.returncode, "Usage: nsq tail" in done.stdout) == (0, True)
 
 
-def test_a_path_or_an_option_names_no_program(
+def test_a_path_or_an_option_is_not_a_plugin(
     run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nsq-x").write_text("#!/bin/sh\n")

@@ -1,24 +1,24 @@
-"""Each command as it is typed and what it prints: one reviewed transcript for each.
+"""Each command with its output, as a reviewed transcript.
 
 A transcript is a file in transcripts/:
 
     = nsqd                               daemons that run, with flags: nsqd, other, lookupd
-    ~ \\d+\\.\\d+ MS                         what differs from run to run, and what stands for it
-    $ printf 'a\\nb\\n' | nsq pub -t clicks   typed; the rest of the line is the shell's
+    ~ \\d+\\.\\d+ MS                         a pattern that varies, and its replacement
+    $ printf 'a\\nb\\n' | nsq pub -t clicks   typed; other commands of the line run in a shell
     % nsq topic list                     typed on a terminal of 100 columns (``COLUMNS=80 nsq ...``)
-      on stdout                          what is printed: two blanks before stdout,
-    ! nsq: on stderr                     a mark before stderr,
+      on stdout                          the output: two blanks before stdout,
+    ! nsq: on stderr                     an exclamation mark before stderr,
     [3]                                  and the exit status unless it is 0
 
-Commands run in an empty directory, which is their home, find the nsqd by the environment, and may
-name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP``,
-``$LOOKUP_TCP``, ``$NAMED_TCP`` and ``$NAMED_HTTP`` (the nsqd at localhost), which is also what it
-shows. Before each, everything that was published is in its channels, nothing is in flight and
-nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and, with
-``-m slow``, for the embedded ones. On a terminal columns are shown two blanks apart.
-What is written raw and steers a terminal is shown as a picture of it (``␛``), a byte as ``<ff>``.
+Commands run in an empty directory, which is their home, find nsqd through the environment, and may
+use the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP``,
+``$LOOKUP_TCP``, ``$NAMED_TCP`` and ``$NAMED_HTTP`` (the nsqd at localhost). The output shows these
+names, too. Before each command, all published messages are in their channels, none is in flight and
+nsqlookupd lists all topics. A transcript with daemons holds for the Go daemons and, with
+``-m slow``, for the embedded ones. Columns on a terminal are shown two blanks apart. A raw control
+character is shown as its picture (``␛``), a byte that is not UTF-8 as ``<ff>``.
 
-``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` writes what is printed now; review
+``NSQTOOLS_TEST_RECORD=1 pytest tests/cli/test_transcripts.py`` records the current output; review
 it with ``git diff``.
 """
 
@@ -51,7 +51,7 @@ IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
 
 
 def cases() -> Iterator[object]:
-    # tests/conformance compares the kinds of daemons: one is enough where the Go programs are built
+    # tests/conformance compares both kinds of daemons, so the Go programs suffice where built.
     long_forms = () if missing_programs() else (pytest.mark.slow,)
     for path in TRANSCRIPTS:
         has_daemons = re.search(r"^= ", path.read_text("utf-8"), re.MULTILINE)
@@ -69,19 +69,19 @@ def play(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Play:
-    """Check a transcript; commands of bench, which fail early, and of Spark are in this process."""
+    """Check a transcript. Commands of bench, which fail early, and of Spark run in this process."""
     monkeypatch.setattr(cli, "NEED_A_PROCESS", cli.NEED_A_PROCESS - {"bench", "spark"})
     monkeypatch.chdir(tmp_path)
     return lambda path, kind: check(path, Cluster(kind, serve, data_path), run_nsq)
 
 
 @pytest.mark.parametrize(("path", "kind"), list(cases()))
-def test_a_command_prints_what_its_transcript_says(play: Play, path: Path, kind: Kind) -> None:
+def test_a_command_prints_its_transcript(play: Play, path: Path, kind: Kind) -> None:
     play(path, kind)
 
 
 @pytest.mark.parametrize("path", OF_SPARK, ids=lambda path: path.stem)
-def test_spark_prints_what_its_transcript_says(
+def test_a_spark_command_prints_its_transcript(
     play: Play, path: Path, shared_session: None
 ) -> None:
     """With the session that the tests share."""
@@ -89,24 +89,24 @@ def test_spark_prints_what_its_transcript_says(
 
 
 def check(path: Path, cluster: Cluster, run_nsq: RunNsq) -> None:
-    """Type a transcript again, and compare; or write it where that is asked for."""
+    """Type a transcript again and compare its output, or write it while recording."""
     text = path.read_text("utf-8")
     for name, flags in re.findall(r"^= (\w+) *(.*)$", text, re.MULTILINE):
         cluster.start(name, *flags.split())
     session = Session(run_nsq, cluster, re.findall(r"^~ (.*) (\S+)$", text, re.MULTILINE))
-    seen = []
+    transcript = []
     for line in text.splitlines():
         if not line.startswith(("  ", "! ", "[")):
-            seen.append(line)
+            transcript.append(line)
         if line.startswith(("$ ", "% ")):
-            seen += session.type(line)
+            transcript += session.type(line)
     if IS_RECORDING:
-        path.write_text("\n".join(seen) + "\n", "utf-8")
-    assert seen == text.splitlines() or IS_RECORDING, "\n".join(seen)
+        path.write_text("\n".join(transcript) + "\n", "utf-8")
+    assert transcript == text.splitlines() or IS_RECORDING, "\n".join(transcript)
 
 
 class Cluster:
-    """The daemons of a transcript. ``names`` are the addresses, by what it calls them."""
+    """The daemons of a transcript. ``names`` has their addresses by variable."""
 
     def __init__(self, kind: Kind, serve: Serve, data_path: DataPath) -> None:
         self.names: dict[str, str] = {}
@@ -115,13 +115,13 @@ class Cluster:
         self._lookupds: list[Nsqlookupd] = []
 
     def start(self, name: str, *flags: str) -> None:
-        """Start the one that a transcript calls so; those after a nsqlookupd register with it."""
+        """Start a daemon by its name in transcripts; later nsqd register with an nsqlookupd."""
         if name == "lookupd":
             self._lookupds.append(self._serve(self._kind[1](*flags)))
             self.names["LOOKUP"] = self._lookupds[-1].http_address
             self.names["LOOKUP_TCP"] = self._lookupds[-1].tcp_address
             return
-        register = [f"-lookupd-tcp-address={each.tcp_address}" for each in self._lookupds]
+        register = [f"-lookupd-tcp-address={lookupd.tcp_address}" for lookupd in self._lookupds]
         nsqd = self._kind[0](self._data_path(), "-broadcast-address=127.0.0.1", *register, *flags)
         self._nsqds.append(self._serve(nsqd))
         prefix = "" if name == "nsqd" else f"{name.upper()}_"
@@ -138,15 +138,17 @@ class Cluster:
         topics = [topic for nsqd in self._nsqds for topic in nsqd.stats()["topics"] or []]
         channels = [channel for topic in topics for channel in topic["channels"] or []]
         return (
-            not any(each["channels"] and each["depth"] and not each["paused"] for each in topics)
-            and not any(each["in_flight_count"] or each["clients"] for each in channels)
+            not any(
+                topic["channels"] and topic["depth"] and not topic["paused"] for topic in topics
+            )
+            and not any(channel["in_flight_count"] or channel["clients"] for channel in channels)
             and all(self._knows(lookupd, topics) for lookupd in self._lookupds)
         )
 
     def _knows(self, lookupd: Nsqlookupd, topics: list[dict[str, object]]) -> bool:
         registered = set(lookupd.json("/topics")["topics"])
         return len(lookupd.json("/nodes")["producers"]) == len(self._nsqds) and registered >= {
-            each["topic_name"] for each in topics
+            topic["topic_name"] for topic in topics
         }
 
 
@@ -157,7 +159,7 @@ class Session:
         self._run_nsq, self._cluster, self._masks = run_nsq, cluster, masks
 
     def type(self, line: str) -> list[str]:
-        """What is shown below the line."""
+        """Run a line of a transcript and return the lines of its output."""
         self._cluster.settle()
         typed = Template(line[2:]).safe_substitute(self._cluster.names)
         status, out, err = 0, b"", ""
@@ -170,8 +172,8 @@ class Session:
                 done = Result(ended.returncode, ended.stdout, ended.stderr.decode())
             status, out, err = status or done.status, done.out, err + done.err
         end = [f"[{status}]"] if status else []
-        shown = self._masked(out.decode("utf-8", "surrogateescape"), line)
-        return [*shown, *(f"! {each[2:]}" for each in self._masked(err, line)), *end]
+        printed = self._masked(out.decode("utf-8", "surrogateescape"), line)
+        return [*printed, *(f"! {text[2:]}" for text in self._masked(err, line)), *end]
 
     def _nsq(self, words: list[str], stdin: bytes, *, is_on_terminal: bool) -> Result:
         names = self._cluster.names
@@ -185,7 +187,7 @@ class Session:
         return self._run_nsq(words[1:], stdin, env)
 
     def _masked(self, text: str, line: str) -> list[str]:
-        """The lines that show a text: one for each of its own, with addresses and such masked."""
+        """Return the lines of a text as transcripts show them, with addresses etc. masked."""
         for name, address in self._cluster.names.items():
             text = re.sub(rf"{re.escape(address)}(?!\d)", f"${name}", text)
         text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
@@ -201,11 +203,11 @@ class Session:
         text = "".join(map(visible, text))
         end = "" if text.endswith("\n") or not text else "(no end of line)"
         lines = (text + end).split("\n")[: None if end else -1]
-        return [f"  {each}".rstrip() or "  (empty line)" for each in lines]
+        return [f"  {content}".rstrip() or "  (empty line)" for content in lines]
 
 
 def visible(char: str) -> str:
-    """The character, or what shows that it was written raw: not as the command escapes it."""
+    """Return the character, or a marker if it is a raw control character or byte."""
     code = ord(char)
     if char in "\n\t" or char.isprintable():
         return char

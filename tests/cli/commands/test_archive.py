@@ -15,7 +15,7 @@ from nsqtools.archive.layout import index_of
 from nsqtools.records.envelope import encode_many
 
 
-def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_mends_them(
+def test_changed_bytes_of_a_table_are_reported_once_with_a_remedy(
     run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     lake, out = tmp_path / "lake", str(tmp_path / "out")
@@ -45,7 +45,7 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
     assert (again.status, verified.status, path.exists()) == (0, 0, True)
 
 
-def test_a_column_of_another_type_is_damage_in_parquet_of_others(
+def test_a_column_of_another_type_in_foreign_parquet_is_damage(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     columns = {
@@ -58,7 +58,7 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
     file, nanoseconds = str(tmp_path / "x.parquet"), pyarrow.timestamp("ns")
     good: dict[str, Any] = {"timestamp": pyarrow.array([BEGIN_NS + 1], nanoseconds)}
     bad: dict[str, Any] = {"id": [1], "topic": [1], "nsqd": [["x"]], "body": [1], "attempts": ["x"]}
-    large: dict[str, Any] = {"attempts": [2**40]}  # which is read, and fits no column of ours
+    large: dict[str, Any] = {"attempts": [2**40]}  # readable, but too large for our column
     for values, *statuses in (
         (good, 0, 0),
         (large, 0, 1),
@@ -78,7 +78,7 @@ def test_on_a_terminal_messages_are_colored(nsq_on_a_terminal: TerminalNsq, tmp_
     child.expect_exact('{\x1b[34m"topic"\x1b[0m: \x1b[32m"clicks"\x1b[0m, ')
 
 
-def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded_memory(
+def test_verify_takes_bounded_memory_for_a_gzip_bomb_and_many_problems(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     path = tmp_path / "bomb.log.gz"
@@ -87,7 +87,7 @@ def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded
     packed += compressor.flush()
     path.write_bytes(packed)
     index_of(path).write_text(f"0 {len(packed)} 1 1 2\n")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     lines = encode_many("clicks", "n:4150", numbered(0, 1)) + b"nonsense\n" * 1100
     (tmp_path / "lines.log").write_bytes(lines)
@@ -96,6 +96,6 @@ def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded
     assert result.status == 1
     _, many = json.loads(result.out)["damaged"]
     assert (len(many["problems"]), many["problems"][-1]) == (1001, "and 100 more")
-    told = run_nsq(["archive", "cat", str(tmp_path / "lines.log")])
-    assert (told.status, told.err.count("\n")) == (6, 1100)  # each of them
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
+    printed = run_nsq(["archive", "cat", str(tmp_path / "lines.log")])
+    assert (printed.status, printed.err.count("\n")) == (6, 1100)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before_kb < 500 << 10

@@ -1,4 +1,4 @@
-"""``nsq bench`` as a process: right counts, nothing left behind, and ends that say why."""
+"""``nsq bench`` as a process: right counts, nothing left behind, and a reason where it fails."""
 
 import re
 import signal
@@ -13,7 +13,7 @@ from plugins.processes import descendants, is_alive
 from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-A_MOMENT = f"--for={patience_s(0.4):g}s"  # in which some are published on a busy machine
+A_MOMENT = f"--for={patience_s(0.4):g}s"  # enough to publish some on a busy machine
 QUICK = f"--warm-up={patience_s(0.2):g}s"
 PROMPT = "--warm-up=0s"
 
@@ -22,13 +22,13 @@ Measure = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def measure(nsqd: GoNsqd, run_nsq: RunNsq, valid_json: ValidJson) -> Measure:
-    """Run a measurement; return its document. What it made is gone afterwards."""
+    """Run a measurement and return its document, after checking that its topic was deleted."""
 
     def run(*arguments: str, of: Nsqd = nsqd, status: int = 0) -> dict[str, Any]:
-        before = of.topics()
+        topics_before = of.topics()
         result = run_nsq(["bench", *arguments, *of.options, "--json"])
         assert result.status == status, result.err
-        wait_until(lambda: of.topics() == before, what="the topic of its own is gone")
+        wait_until(lambda: of.topics() == topics_before, what="the topic of its own is gone")
         document: dict[str, Any] = valid_json("bench", result.out)
         assert document["intact"] is (status == 0)
         return document
@@ -40,18 +40,18 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     nsqd.create_topic("mine")
 
     named = measure("pub", "-t", "mine", "-n", "1234", PROMPT)
-    own = measure("pub", A_MOMENT, "--connections=2", "--size=50-100", QUICK)
+    unnamed = measure("pub", A_MOMENT, "--connections=2", "--size=50-100", QUICK)
     e2e = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
     sub = measure("sub", "-n", "10001", "--connections=2")
     part = measure("sub", "-n", "50000", "--for=20ms")
     one = measure("sub", "-n", "1")
-    idle = measure("pub", "-n", "1", PROMPT, "--connections=2")  # one of which publishes nothing
+    idle = measure("pub", "-n", "1", PROMPT, "--connections=2")  # one has nothing to publish
 
     assert (named["messages"], named["published"], named["consumed"]) == (1234, 1234, None)
     assert (named["bytes"], named["latency_ms"]["count"]) == (1234 * 200, 13)  # batches of 100
     assert nsqd.topic_stats("mine")["message_count"] == 1234
-    assert 50 < own["bytes"] / own["messages"] < 100
-    assert own["topic"].endswith("#ephemeral")
+    assert 50 < unnamed["bytes"] / unnamed["messages"] < 100
+    assert unnamed["topic"].endswith("#ephemeral")
     assert one["messages_per_s"] > 0
     assert idle["client_cpu"] < 2  # of a processor
     latency = e2e["latency_ms"]
@@ -64,7 +64,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     assert part["consumed"] < part["published"] == 50_000
 
 
-def test_a_named_topic_keeps_its_channels_and_messages_of_others_do_not_count(
+def test_a_named_topic_keeps_its_channels_and_ignores_other_messages(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, measure: Measure
 ) -> None:
     nsqd.create_channel("clicks", "archive")
@@ -75,10 +75,10 @@ def test_a_named_topic_keeps_its_channels_and_messages_of_others_do_not_count(
     wait_until(lambda: nsqd.channels("clicks") == ["archive"], what="those of the bench are gone")
     wait_until(lambda: nsqd.depth("clicks", "archive") >= 500, what="the copies of all")
 
-    before = nsqd.depth("clicks", "archive")
+    depth_before = nsqd.depth("clicks", "archive")
     lines = ["short", "a line that is longer than a stamp", "--repeat=200000", "--rate=2000"]
     spawn_nsq(["pub", "-t", "clicks", f"--nsqd-tcp-address={nsqd.tcp_address}", *lines])
-    wait_until(lambda: nsqd.depth("clicks", "archive") > before, what="the other publishes")
+    wait_until(lambda: nsqd.depth("clicks", "archive") > depth_before, what="the other publishes")
 
     document = measure("e2e", "-t", "clicks", "--rate=2000", "--for=500ms", QUICK)
     assert document["published"] == document["consumed"]
@@ -87,7 +87,7 @@ def test_a_named_topic_keeps_its_channels_and_messages_of_others_do_not_count(
     assert (document["missing"], document["repeated"]) == (0, 0)
 
 
-def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Measure) -> None:
+def test_discarded_messages_are_counted_as_missing(go_nsqd: MakeNsqd, measure: Measure) -> None:
     small = go_nsqd("-mem-queue-size=1")
 
     document = measure("e2e", "--count=1000", "--batch=1000", PROMPT, of=small, status=1)
@@ -95,7 +95,7 @@ def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Meas
     assert document["missing"] == 1000 - document["consumed"] > 0
 
 
-def test_a_channel_that_nsqlookupd_goes_on_naming_is_said(
+def test_a_channel_that_nsqlookupd_still_lists_is_reported(
     cluster: RunningCluster, run_nsq: RunNsq
 ) -> None:
     nsqd = cluster.nsqds[0]
@@ -108,12 +108,12 @@ def test_a_channel_that_nsqlookupd_goes_on_naming_is_said(
 
 
 @pytest.mark.parametrize("mode", ["e2e", "sub"])
-def test_an_interrupt_ends_early_with_what_was_measured(
+def test_an_interrupted_measurement_reports_its_figures_so_far(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, valid_json: ValidJson, mode: str
 ) -> None:
     endless = ["--count=2000000"] if mode == "sub" else ["--for=1h", "--warm-up=0s"]
     process = spawn_nsq(["bench", mode, *endless, *nsqd.options, "--json", "--size=16"])
-    # sub is interrupted while it fills its topic, e2e when some answers have come
+    # sub is interrupted while it fills its topic, e2e after some answers
     enough = 100 if mode == "sub" else 10_000
     wait_until(lambda: published(nsqd) > enough, what="it is under way", timeout_s=60)
 
@@ -132,7 +132,7 @@ def published(nsqd: Nsqd) -> int:
 
 
 @pytest.mark.parametrize("mode", ["pub", "sub"])
-def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str) -> None:
+def test_a_killed_nsqd_ends_the_measurement(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str) -> None:
     process = spawn_nsq(["bench", mode, "--for=1h", "--count=50000000", *nsqd.options])
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
 
@@ -140,19 +140,19 @@ def test_an_nsqd_that_dies_ends_it(nsqd: GoNsqd, spawn_nsq: SpawnNsq, mode: str)
     _, err = process.communicate(timeout=patience_s(30))
 
     lines = err.decode().splitlines()
-    left = [line for line in lines if " may not have been deleted: " in line]
-    error, *hint = lines[len(left) :]
+    undeleted = [line for line in lines if " may not have been deleted: " in line]
+    error, *hint = lines[len(undeleted) :]
     assert process.returncode == 4, err.decode()
     assert error.startswith("nsq: error: not "), err.decode()
-    # none where all were answered, and the next one was certainly not sent
+    # There is no hint if all were answered and the next one was certainly not sent.
     assert [line.startswith("hint: ") for line in hint] in ([True], []), err.decode()
-    assert bool(left) is (mode == "sub")  # that of pub was in memory only
+    assert bool(undeleted) is (mode == "sub")  # the topic of pub was in memory only
 
 
-def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq) -> None:
+def test_workers_end_with_the_killed_command(nsqd: GoNsqd, spawn_nsq: SpawnNsq) -> None:
     process = spawn_nsq(["bench", "pub", "--for=1h", *nsqd.options])
     wait_until(lambda: published(nsqd) > 100, what="it is under way")
-    workers = [each.pid for each in descendants(process.pid)]
+    workers = [worker.pid for worker in descendants(process.pid)]
     process.kill()
     process.wait()
 
@@ -160,7 +160,7 @@ def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq
     wait_until(lambda: not any(map(is_alive, workers)), what="the workers are gone")
 
 
-def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
+def test_a_terminal_shows_progress_and_one_line_per_figure(
     nsqd: GoNsqd, nsq_on_a_terminal: TerminalNsq
 ) -> None:
     command = ["bench", "e2e", "-n", "3000", *nsqd.options]
@@ -173,7 +173,7 @@ def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
     assert re.search(r"p99\.9_ms +\d", page)
 
 
-def test_a_topic_behind_tls_is_looked_at_with_the_certificates_given(
+def test_a_topic_behind_tls_is_checked_with_the_given_ca(
     any_nsqd: AnyNsqd, certificates: Certificates, run_nsq: RunNsq
 ) -> None:
     nsqd = any_nsqd(*certificates.server.nsqd_flags)

@@ -1,4 +1,4 @@
-"""``nsq check`` on real daemons: faults that were made on purpose, and a cluster without any."""
+"""``nsq check`` on real daemons: seeded faults, and a healthy cluster."""
 
 import json
 import os
@@ -49,16 +49,16 @@ from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import NS
 
 
-def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
+def test_requeued_messages_are_not_growth() -> None:
     queue = {"node": "", "topic": "clicks", "channel": "c", "messages": 60, "paused": False}
     then = QueueRow(**queue, depth=30, disk=30, in_flight=30, clients=1)
     now = replace(then, depth=60, disk=60, in_flight=0, requeued=30)
     sample = Sample(1.0, [], [now], (), ())
-    found = find_problems(sample, EarlierTotals([then], 10.0), Bounds(behind_depth=20))
-    assert [each.kind for each in found] == ["requeues"]
+    problems_found = find_problems(sample, EarlierTotals([then], 10.0), Bounds(behind_depth=20))
+    assert [problem.kind for problem in problems_found] == ["requeues"]
 
 
-def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
+def test_an_nsqd_that_answers_only_the_second_time_is_not_growth() -> None:
     def sample_of(time_s: float = 1.0, started: int = 1, **depths: int) -> Sample:
         rows = [
             QueueRow(node=at, topic="t", channel="c", depth=n, disk=0, messages=n, paused=False)
@@ -79,21 +79,23 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
     assert past.before(sample_of(61.0, started=2, a=1)) == EarlierTotals([], 60.0)
 
 
-def test_a_channel_that_an_nsqd_lacks_is_named_where_it_is_asked_for_alone() -> None:
+def test_a_missing_channel_is_named_even_if_a_filter_selects_it_alone() -> None:
     topics = {"a": [{"channel_name": "c"}], "b": []}
     stats = {at: {"topics": [{"topic_name": "t", "channels": has}]} for at, has in topics.items()}
     reports = tuple(NodeReport(at, 0.0, read_stats(each)) for at, each in stats.items())
     rows = [row for at, _, each in reports for row in rows_of_topic(at, (each.topics or ())[0])]
     for wanted in (SampleFilter(), SampleFilter(channels=["c"])):
-        kept = wanted.among(rows)
-        [problem] = find_problems(Sample(1.0, kept, totals(kept), reports, ()))
+        selected_rows = wanted.among(rows)
+        [problem] = find_problems(Sample(1.0, selected_rows, totals(selected_rows), reports, ()))
         assert (problem.fault, problem.text) == (Fault.CHANNEL_MISSING, "missing on b")
 
 
-def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(
+def test_queues_of_an_unresponsive_nsqd_are_not_judged(
     run_nsq: RunNsq, quick_nsqd: Nsqd, dead_address: str
 ) -> None:
-    places = [f"--nsqd-http-address={each}" for each in (dead_address, quick_nsqd.http_address)]
+    places = [
+        f"--nsqd-http-address={address}" for address in (dead_address, quick_nsqd.http_address)
+    ]
     result = run_nsq(["check", "--window=0", "-t", "/a|\udcff/", *places, "--format=nagios"])
     assert b"\nnot judged: no topic matches /a/" in result.out
 
@@ -151,7 +153,7 @@ def run_printed(commands: str, run_nsq: RunNsq) -> None:
 
 
 @pytest.mark.parametrize(("store", "place"), [("delta", "old lake"), ("parquet", "lake/{topic}")])
-def test_misfits_of_a_lake_end_when_the_table_is_converted_as_printed(
+def test_the_printed_conversion_removes_the_misfits_of_a_lake(
     store: str,
     place: str,
     run_nsq: RunNsq,
@@ -159,7 +161,7 @@ def test_misfits_of_a_lake_end_when_the_table_is_converted_as_printed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A column of whole numbers, and fractions that came in a later log, after many messages."""
+    """A column of integers, and fractions in a later log, after many messages."""
     monkeypatch.chdir(tmp_path)
     now_ns = time.time_ns()
     numbers = [*range(10_100), 0.5, 1.5]
@@ -193,7 +195,7 @@ def test_misfits_of_a_lake_end_when_the_table_is_converted_as_printed(
     assert len(check_lake("--lake", root)["tables"]) == 1  # the new table is not in the lake
 
 
-def test_logs_that_wait_land_after_they_were_repaired(
+def test_waiting_logs_land_after_their_repair(
     run_nsq: RunNsq,
     quick_nsqd: Nsqd,
     check_lake: Callable[..., dict[str, Any]],
@@ -217,10 +219,10 @@ def test_logs_that_wait_land_after_they_were_repaired(
     assert run_nsq([*archiver, "--for=500ms"]).status in (0, 7)
     assert check_lake(*options)["problems"] == []
     [rows] = measure_lake([str(lake)], 0.0, None).topics
-    assert 51 <= rows.rows <= 100  # of the damaged log at least the first member
+    assert 51 <= rows.rows <= 100  # at least the first member of the damaged log
 
 
-def test_an_old_table_and_one_that_cannot_be_read_are_healed_by_their_archiver(
+def test_an_old_or_unreadable_table_is_healthy_after_its_archiver_ran(
     run_nsq: RunNsq,
     quick_nsqd: Nsqd,
     check_lake: Callable[..., dict[str, Any]],
@@ -391,7 +393,7 @@ def returned(scene: Scene) -> Iterator[list[Expected]]:
     scene.check()
     scene.a.post("/topic/delete", topic="clicks")
     scene.cluster.wait_for_topic("clicks", 0)
-    scene.a.create_topic("clicks")  # as its producer does
+    scene.a.create_topic("clicks")  # as its producer would
     scene.cluster.wait_for_topic("clicks", 1)
     text, remedy = "announced again since its tombstone", "Stop the producers"
     yield [Expected("note", "returned", "clicks", node, text, remedy)]
@@ -410,7 +412,7 @@ def hangs(scene: Scene) -> Iterator[list[Expected]]:
     assert isinstance(scene.b, GoNsqd)
     scene.b.publish("clicks", b"1", b"2")
     scene.nsq("channel create clicks c")
-    scene.consume(scene.b)  # which then has the other message
+    scene.consume(scene.b)  # its consumer keeps the other message in flight
     scene.check()
     scene.b.pause()
     text = "no answer in time; 1 message when last seen "
@@ -420,7 +422,7 @@ def hangs(scene: Scene) -> Iterator[list[Expected]]:
 
 FAULTS = [left, no_answer, unreachable, not_registered, restarted, deep, no_consumers_there]
 FAULTS += [channel_missing, tombstoned, returned, paused_long, hangs]
-# those of queues on a single nsqd are in tests/cluster/test_problems.py
+# Faults of queues on a single nsqd are in tests/cluster/test_problems.py.
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -431,7 +433,7 @@ def test_a_fault_is_reported_and_its_remedy_ends_it(
         scene = Scene(cluster, tmp_path / "state.json", stack, run_nsq)
         if fault is hangs:
             if not isinstance(scene.b, GoNsqd):
-                return  # the embedded one runs on a thread of the tests
+                return  # the embedded nsqd runs on a thread of the tests
             scene.options.append(f"--timeout={patience_s(0.5):g}s")
         assert scene.check().status == 0
         seeded = fault(scene)
@@ -453,7 +455,9 @@ def test_a_fault_is_reported_and_its_remedy_ends_it(
         wait_until(lambda: not json.loads(scene.check().out)["problems"], what="it has ended")
 
 
-def test_of_many_equal_problems_the_worst_are_listed(run_nsq: RunNsq, quick_nsqd: Nsqd) -> None:
+def test_only_the_worst_of_many_equal_problems_are_listed(
+    run_nsq: RunNsq, quick_nsqd: Nsqd
+) -> None:
     for number in range(1, 24):
         quick_nsqd.publish(f"t{number}", *[b"x"] * number)
     result = run_nsq(["check", "--window=0", f"--nsqd-http-address={quick_nsqd.http_address}"])
@@ -481,17 +485,17 @@ def test_a_channel_that_grows_on_disk_is_noted() -> None:
     then = QueueRow(**queue, depth=50, disk=50, messages=50)
     now = QueueRow(**queue, depth=80, disk=80, messages=90)
     sample = Sample(1.0, [], [now], (), ())
-    found = find_problems(sample, EarlierTotals([then], 10.0), Bounds(behind_depth=20))
-    assert [problem.kind for problem in found] == ["falls behind", "on disk"]
+    problems_found = find_problems(sample, EarlierTotals([then], 10.0), Bounds(behind_depth=20))
+    assert [problem.kind for problem in problems_found] == ["falls behind", "on disk"]
 
 
-def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
+def test_a_message_that_waits_too_long_is_found_from_counts_alone(
     run_nsq: RunNsq, quick_nsqd: Nsqd, embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
     for channel in ("left", "taken"):
         quick_nsqd.create_channel("clicks", channel)
     quick_nsqd.publish("clicks", b"1", b"2")
-    other = embedded_nsqd()  # without which the sums are less
+    other = embedded_nsqd()  # it stops later, which lowers the sums
     other.create_channel("clicks", "taken")
     other.publish("clicks", b"0")
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
@@ -512,21 +516,21 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
 
     assert "age of messages" in " ".join(first["not_judged"])
     assert "age of messages" not in " ".join(second["not_judged"])
-    old = [each for each in second["problems"] if each["kind"] == "old"]
-    assert [(each["severity"], each["channel"]) for each in old] == [("critical", "left")]
+    old = [problem for problem in second["problems"] if problem["kind"] == "old"]
+    assert [(problem["severity"], problem["channel"]) for problem in old] == [("critical", "left")]
 
     memory = json.loads(state.read_text())
     memory["counts"] = [(time_s + 3600, counts) for time_s, counts in memory["counts"]]
     state.write_text(json.dumps(memory))
-    run_nsq(at)  # the clock was set back meanwhile
+    run_nsq(at)  # as if the clock had been set back meanwhile
     assert all(time_s < time.time() for time_s, _ in json.loads(state.read_text())["counts"])
-    for each in ('"nsqds": {"a:1": 1e400}', '"problems": {"left a:1": 1e300}', '"time_s": 1e12'):
-        state.write_text(json.dumps(memory)[:-1] + f", {each}}}")
+    for entry in ('"nsqds": {"a:1": 1e400}', '"problems": {"left a:1": 1e300}', '"time_s": 1e12'):
+        state.write_text(json.dumps(memory)[:-1] + f", {entry}}}")
         result = run_nsq(at)
         assert (result.status, "it is not a file of nsq check" in result.err) == (3, True)
 
 
-def test_messages_that_a_consumer_holds_are_stuck_and_grow_old(
+def test_messages_that_stay_in_flight_are_stuck_and_old(
     run_nsq: RunNsq, embedded_nsqd: AnyNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "LEAST_WINDOW_S", 0.1)
@@ -539,13 +543,13 @@ def test_messages_that_a_consumer_holds_are_stuck_and_grow_old(
         consumer.read_messages(500)
         run_nsq([*at, "--window=0", "--max-age=100ms"])
         result = run_nsq([*at, "--window=200ms", "--max-age=100ms", "--json"])
-    found = {each["kind"]: each["text"] for each in json.loads(result.out)["problems"]}
-    assert (result.status, [*found]) == (2, ["stuck", "old"])
-    assert found["stuck"].startswith("0 waiting, 500 in flight; 0 finished in ")
-    assert found["old"].startswith("0 waiting, 500 in flight; oldest over ")
+    texts = {problem["kind"]: problem["text"] for problem in json.loads(result.out)["problems"]}
+    assert (result.status, [*texts]) == (2, ["stuck", "old"])
+    assert texts["stuck"].startswith("0 waiting, 500 in flight; 0 finished in ")
+    assert texts["old"].startswith("0 waiting, 500 in flight; oldest over ")
 
 
-def test_what_a_run_at_other_addresses_left_is_not_judged(
+def test_the_state_of_a_run_at_other_addresses_is_not_judged(
     run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.json"
@@ -557,49 +561,51 @@ def test_what_a_run_at_other_addresses_left_is_not_judged(
 
     def judged(*options: str) -> tuple[set[str], str]:
         verdict = json.loads(run_nsq([*check, *options]).out)
-        return {each["kind"] for each in verdict["problems"]}, " ".join(verdict["not_judged"])
+        return {problem["kind"] for problem in verdict["problems"]}, " ".join(verdict["not_judged"])
 
-    kept = state.read_bytes()
+    content = state.read_bytes()
     for options in (cluster.nsqd_options[:1], [second]):
-        state.write_bytes(kept)
+        state.write_bytes(content)
         kinds, not_judged = judged(*options)
         assert ("left" in kinds, "the run that left --state asked 127.0.0.1:" in not_judged) == (
             False,
             True,
         )
-    legacy = json.loads(kept)
+    legacy = json.loads(content)
     del legacy["asked"], legacy["had"]  # as 0.3.0 wrote it
-    left = cluster.nsqds[0]
-    left.stop()
+    departed = cluster.nsqds[0]
+    departed.stop()
     wait_until(lambda: len(cluster.lookupds[0].json("/nodes")["producers"]) == 1, what="it left")
-    for document in (kept, json.dumps(legacy).encode()):
+    for document in (content, json.dumps(legacy).encode()):
         state.write_bytes(document)
         assert "left" in judged(first)[0]
-    state.write_bytes(kept)
-    cluster.lookupds[0].kill()  # which may announce it still, as far as anybody knows
+    state.write_bytes(content)
+    cluster.lookupds[0].kill()  # it might still announce the departed nsqd
     kinds, not_judged = judged(first, second)
-    why = f"departure of {left.http_address}: {cluster.lookupds[0].http_address} does not respond"
+    why = (
+        f"departure of {departed.http_address}: {cluster.lookupds[0].http_address} does not respond"
+    )
     assert ("left" in kinds, why in not_judged) == (False, True)
 
 
-def test_what_a_dead_nsqd_had_is_named_and_left_out_of_sums(
+def test_queues_of_a_dead_nsqd_are_named_and_not_summed(
     run_nsq: RunNsq, embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
     alive, dead = embedded_nsqd(), embedded_nsqd()
     dead.publish("clicks", b"1", b"2")
-    at = [f"--nsqd-http-address={each.http_address}" for each in (alive, dead)]
+    at = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in (alive, dead)]
     check = ["check", "--window=0", f"--state={tmp_path / 'state'}", *at]
     run_nsq(check)
     dead.kill()
-    said = run_nsq(check).out.decode()
+    report = run_nsq(check).out.decode()
     assert re.search(
-        rf"no answer {dead.http_address}: .*; 2 messages when last seen ..:..:.. UTC", said
+        rf"no answer {dead.http_address}: .*; 2 messages when last seen ..:..:.. UTC", report
     )
-    assert f"not judged: queues of {dead.http_address}: no response" in said
-    assert "; 1 of 2 nsqd respond, 0 topics and channels" in said
+    assert f"not judged: queues of {dead.http_address}: no response" in report
+    assert "; 1 of 2 nsqd respond, 0 topics and channels" in report
 
 
-def test_a_clock_that_is_wrong_and_one_question_without_an_answer_are_named(
+def test_a_wrong_clock_and_a_failed_request_are_reported(
     run_nsq: RunNsq, quick_nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}"]
@@ -609,20 +615,20 @@ def test_a_clock_that_is_wrong_and_one_question_without_an_answer_are_named(
         return formatdate(time_s + 3600, usegmt=usegmt)
 
     monkeypatch.setattr(server, "formatdate", hour_later)
-    told = f"clocks differ {quick_nsqd.http_address}: clock 3,600 s ahead".encode()
-    wait_until(lambda: told in run_nsq(at).out, what="nsqd has the other time")
-    monkeypatch.undo()  # each second has the text that it got first
-    wait_until(lambda: told not in run_nsq(at).out, what="nsqd has its own time")
+    clocks_differ = f"clocks differ {quick_nsqd.http_address}: clock 3,600 s ahead".encode()
+    wait_until(lambda: clocks_differ in run_nsq(at).out, what="nsqd has the other time")
+    monkeypatch.undo()  # the text of a second is cached
+    wait_until(lambda: clocks_differ not in run_nsq(at).out, what="nsqd has its own time")
     for question in ("info", "ping"):
         with monkeypatch.context() as patch:
             cut = Mock(side_effect=ConnectionFailed("it was cut"))
             patch.setattr(NsqdHTTPClient, question, cut)
             result = run_nsq(at)
-        said = f"no answer {quick_nsqd.http_address}: it was cut".encode()
-        assert (result.status, result.out.count(said)) == (2, 1)
+        failure = f"no answer {quick_nsqd.http_address}: it was cut".encode()
+        assert (result.status, result.out.count(failure)) == (2, 1)
 
 
-def test_an_nsqlookupd_that_does_not_answer_for_a_topic_is_named(
+def test_an_nsqlookupd_without_an_answer_for_a_topic_is_named(
     run_nsq: RunNsq, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = Mock(side_effect=DeadlineExceeded("no answer in time"))
@@ -637,12 +643,16 @@ def test_an_nsqlookupd_that_does_not_answer_for_a_topic_is_named(
 
 
 def test_a_bundle_has_no_secret() -> None:
-    said = {"http": "http://u:p4ss@host:1/x", "auth_secret": "s3cret", "clients": [{"token": "t"}]}
-    told = {"http": "http://***@host:1/x", "auth_secret": "***", "clients": [{"token": "***"}]}
-    assert without_secrets(said) == told
+    document = {
+        "http": "http://u:p4ss@host:1/x",
+        "auth_secret": "s3cret",
+        "clients": [{"token": "t"}],
+    }
+    redacted = {"http": "http://***@host:1/x", "auth_secret": "***", "clients": [{"token": "***"}]}
+    assert without_secrets(document) == redacted
 
 
-def test_an_nsqd_that_hangs_is_not_said_to_be_out_of_reach(run_nsq: RunNsq, serve: Serve) -> None:
+def test_a_hanging_nsqd_is_not_reported_as_unreachable(run_nsq: RunNsq, serve: Serve) -> None:
     lookupd = serve(EmbeddedLookupServer())
     at = ["check", "--window=0", f"--timeout={patience_s(0.5):g}s", "--json"]
     with (
@@ -650,8 +660,8 @@ def test_an_nsqd_that_hangs_is_not_said_to_be_out_of_reach(run_nsq: RunNsq, serv
         socket.create_server(("127.0.0.1", 0)) as http,
         RawPeer(lookupd.tcp_address) as nsqd,
     ):
-        ports = [each.getsockname()[1] for each in (tcp, http)]
+        ports = [listener.getsockname()[1] for listener in (tcp, http)]
         nsqd.identify(broadcast_address="127.0.0.1", tcp_port=ports[0], http_port=ports[1])
         result = run_nsq([*at, f"--lookupd-http-address={lookupd.http_address}"])
-    found = [(each["kind"], each["node"]) for each in json.loads(result.out)["problems"]]
-    assert found == [("no answer", f"127.0.0.1:{ports[1]}")]
+    faults = [(problem["kind"], problem["node"]) for problem in json.loads(result.out)["problems"]]
+    assert faults == [("no answer", f"127.0.0.1:{ports[1]}")]

@@ -1,9 +1,9 @@
-"""``nsq __complete_line``, which real bash, zsh and fish ask, each on a terminal of its own.
+"""``nsq __complete_line`` as real bash, zsh and fish call it, each on its own terminal.
 
-They start without anybody's settings, and load what the checkout has in completions/. Candidates
-are what the shell itself offers for the last word, or where an option has its value after = for
-that value. The ``nsq`` on their PATH asks daemons for as long as a test waits, not for one second,
-which is over on a busy machine before anything is imported.
+The shells start without user settings and load completions/ of the checkout. Candidates are the
+words that the shell itself offers for the last word, or for the value after an option's =. The
+``nsq`` on their PATH asks daemons for as long as a test waits instead of one second, which ends
+on a busy machine before anything is imported.
 """
 
 import os
@@ -51,19 +51,19 @@ class Shell:
         self.child.expect("ready")
 
     def candidates(self, line: str) -> set[str]:
-        """What the shell offers for the last word of ``line``."""
+        """Return the words that the shell offers for the last word of ``line``."""
         self.child.send(f"{line}\x1b*")
         self.child.expect(f"<<<(.*?){END}")
-        found: str = self.child.match.group(1)
+        output: str = self.child.match.group(1)
         self.child.send("\x15")
         last = line.rpartition(" ")[2]
-        # of a value behind =, as some shells show the option in front of it
+        # some shells show a value with the option in front of its =
         option = last[: last.rfind("=") + 1]
-        return {word.removeprefix(option) for word in self.words(found, line, last)}
+        return {word.removeprefix(option) for word in self.words(output, line, last)}
 
-    def words(self, found: str, line: str, last: str) -> set[str]:
-        """The candidates, from what was shown."""
-        return set(found.split())
+    def words(self, output: str, line: str, last: str) -> set[str]:
+        """Parse the candidates from the output."""
+        return set(output.split())
 
 
 class Bash(Shell):
@@ -77,13 +77,13 @@ bind -x '"\ey": printf "<<<%s{END}" "$READLINE_LINE"'
 bind '"\e*": "\ez\ey"'
 """
 
-    def words(self, found: str, line: str, last: str) -> set[str]:
-        words = set(found.removeprefix(line.rpartition(" ")[0]).split())
-        return words if words != {last} else set()  # nothing came
+    def words(self, output: str, line: str, last: str) -> set[str]:
+        words = set(output.removeprefix(line.rpartition(" ")[0]).split())
+        return words if words != {last} else set()  # no candidates
 
 
 class Zsh(Shell):
-    """What the completion system is given to choose from, with ``compadd`` listened to."""
+    """``compadd`` is wrapped to record the candidates of the completion system."""
 
     command = "zsh -f -i"
     setup = rf"""
@@ -104,7 +104,7 @@ bindkey '\e*' show
 
 
 class Fish(Shell):
-    """fish tells its candidates by itself."""
+    """``complete -C`` prints the candidates."""
 
     command = "fish --no-config --private -i"
     setup = rf"""
@@ -116,13 +116,13 @@ end
 bind \e\* show
 """
 
-    def words(self, found: str, line: str, last: str) -> set[str]:
-        # where nothing begins with what was typed, fish offers what is somewhat like it
-        return {word for word in found.split() if word.startswith(last)}
+    def words(self, output: str, line: str, last: str) -> set[str]:
+        # if no word begins with the typed prefix, fish offers similar words
+        return {word for word in output.split() if word.startswith(last)}
 
 
 def write_script(path: Path, command: Sequence[str]) -> None:
-    """A program that runs ``command`` with its own arguments after it."""
+    """Write a program that runs ``command`` with its own arguments appended."""
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
 
@@ -145,7 +145,7 @@ def shell(
 
 STATIC = {
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
-    # values: in the next word, behind =, behind what breaks words in bash
+    # values: in the next word, after =, after a character that breaks words in bash
     "nsq pub --mode r": {"round-robin"},
     "nsq pub --mode=": {"all", "failover", "round-robin"},
     "nsq tail -d a:b --js": {"--json"},
@@ -154,36 +154,36 @@ STATIC = {
     "nsq nsqd -deflate=": {"true", "false"},
     "nsq topic create 'cl icks' --dry": {"--dry-run"},
 }
-"""What a shell may hand over in another way; the rest is below, without a shell."""
+"""Lines that shells pass in different ways; the tests below need no shell for the others."""
 
 
-def test_words_values_and_files_are_offered_and_the_tab_key_completes(
+def test_shells_offer_words_values_and_files_and_complete_on_tab(
     shell: Shell, tmp_path: Path
 ) -> None:
     assert {line: shell.candidates(line) for line in STATIC} == STATIC
     for line in ("nsq tail --consumer-opt max_att", "nsq tail --consumer-opt=max_att"):
-        assert {each.rstrip("=") for each in shell.candidates(line)} == {"max_attempts"}
+        assert {word.rstrip("=") for word in shell.candidates(line)} == {"max_attempts"}
     assert shell.candidates("nsq tail --consumer-opt max_attempts=") == set()
 
     (tmp_path / "here/archives").mkdir()
     (tmp_path / "here/archived.log").touch()
     for files in ("pub -f archi", "pub -f ~/here/archi", "pub --unsent-file=archi"):
-        found = {Path(each).name for each in shell.candidates(f"nsq {files}")}
-        assert found == {"archived.log", "archives"}
+        names = {Path(path).name for path in shell.candidates(f"nsq {files}")}
+        assert names == {"archived.log", "archives"}
     [folder] = shell.candidates("nsq to-file --output-dir archi")
     assert Path(folder).name == "archives"
 
     shell.child.sendline("echo nsq; nsq topic cr\t")
     shell.child.expect_exact("nsq topic create")
-    # at the end: so many that a shell may ask whether to show them
+    # Last, as a shell may ask whether to show that many.
     offered = shell.candidates("nsq pub -")
     assert {"-t", "--topic", "--tls", "--no-tls", "--help"} <= offered
 
 
-def test_names_come_from_the_cluster_that_the_line_names_or_its_profile(
+def test_names_come_from_the_cluster_of_the_options_or_the_profile(
     shell: Shell, nsqd: Nsqd, tmp_path: Path
 ) -> None:
-    """Also those with dots, dashes and a hash, and addresses with a colon."""
+    """The names have dots, dashes and a hash; the addresses have a colon."""
     for topic in ("web-clicks.eu", "web-clicks.us", "web-views#ephemeral"):
         nsqd.create_topic(topic)
     nsqd.create_channel("clicks", "arch")
@@ -202,37 +202,37 @@ def test_names_come_from_the_cluster_that_the_line_names_or_its_profile(
         f"nsq tail {at} --topic=web-clicks.": {"web-clicks.eu", "web-clicks.us"},
         f"nsq tail {at} --topic=web-v": {"web-views#ephemeral"},
     }.items():
-        assert {each.replace("\\", "") for each in shell.candidates(line)} == names, line
+        assert {word.replace("\\", "") for word in shell.candidates(line)} == names, line
     nodes = shell.candidates(f"nsq tombstone {at} web-clicks.eu {host}:")
     assert nodes in ({nsqd.http_address}, {port})  # bash replaces what follows the colon
 
 
-def test_a_cluster_that_does_not_answer_ends_the_wait_and_says_nothing(
+def test_an_unresponsive_cluster_gives_no_candidates_and_no_output(
     shell: Shell, deaf_address: str, tmp_path: Path
 ) -> None:
-    write_script(tmp_path / "bin/nsq", NSQ)  # it has a second to answer, as for users
+    write_script(tmp_path / "bin/nsq", NSQ)  # with the one second that users have
 
     assert shell.candidates(f"nsq tail --nsqd-http-address={deaf_address} -t ") == set()
     assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
 
 
 @pytest.mark.parametrize("line", ["nsq to-file --", "nsq nsqd -"])
-def test_what_can_follow_is_found_at_once(nsq_env: dict[str, str], line: str) -> None:
+def test_options_are_completed_with_little_cpu_time(nsq_env: dict[str, str], line: str) -> None:
     def cpu_s() -> float:
-        before = os.times()
+        times_before = os.times()
         assert subprocess.check_output([*NSQ, "__complete_line", "bash", line, ":="], env=nsq_env)
-        return sum(os.times()[2:4]) - sum(before[2:4])  # of children
+        return sum(os.times()[2:4]) - sum(times_before[2:4])  # of children
 
-    assert any(cpu_s() < patience_s(0.2) for _ in range(5))  # that of a shell not counted
+    assert any(cpu_s() < patience_s(0.2) for _ in range(5))  # without the shell's own
 
 
-def test_names_come_from_nsqd_and_nsqlookupd_also_when_no_nsqd_is_left_and_none_that_nsqd_takes_not(
+def test_names_come_from_nsqd_and_nsqlookupd_and_invalid_ones_are_dropped(
     run_nsq: RunNsq,
     cluster: RunningCluster,
     polite_cluster: HostileCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the second after which the command ends its process, which here runs the tests."""
+    """The timer that ends the process after a second is disabled: this process runs the tests."""
     monkeypatch.setattr(complete_line, "TIMEOUT_S", patience_s(10))
     monkeypatch.setattr(complete_line, "Timer", lambda *_: threading.Timer(0, int))
     hostile = {"topics": ["a", "$(reboot)", "b;c", "d\n"]}
@@ -257,11 +257,11 @@ def test_names_come_from_nsqd_and_nsqlookupd_also_when_no_nsqd_is_left_and_none_
         (f"nsq tail {nsqd} --topic=views --channel ", ["live"]),
         (f"nsq tail {nsqd} -tclicks -c ", ["arch"]),
         ("nsq tail --nsqd-http-address=127.0.0.1:1 -t ", []),
-        (f"nsq tombstone {lookup} clicks ", sorted(each.http_address for each in cluster.nsqds)),
+        (f"nsq tombstone {lookup} clicks ", sorted(node.http_address for node in cluster.nsqds)),
         (f"nsq tail --lookupd-http-address={polite_cluster.http_address} -t ", ["a"]),
     )
-    for each in cluster.nsqds:
-        each.kill()
+    for node in cluster.nsqds:
+        node.kill()
     expect(
         (f"nsq tail {lookup} -t ", ["clicks", "views"]),
         (f"nsq tail {lookup} -t clicks -c ", ["arch"]),
@@ -270,7 +270,9 @@ def test_names_come_from_nsqd_and_nsqlookupd_also_when_no_nsqd_is_left_and_none_
     expect(("nsq tail -t cl", ["clicks"]), **env)
 
 
-def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, str]) -> None:
+def test_completion_ends_after_a_second_while_name_resolution_hangs(
+    nsq_env: dict[str, str],
+) -> None:
     code = (
         "import socket, time\n"
         "socket.getaddrinfo = lambda *a, **k: time.sleep(3600)\n"

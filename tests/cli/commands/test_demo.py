@@ -1,4 +1,4 @@
-"""``nsq demo``: what the first command of the README runs."""
+"""``nsq demo``, the first command of the README."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from nsqtools.demo import DemoFailed, StopRequest, demo_stage
         pytest.param(signal.SIGINT, "Archive all", marks=pytest.mark.slow),
     ],
 )
-def test_stopped_at_any_moment_it_leaves_nothing(
+def test_a_signal_at_any_step_leaves_no_files_or_processes(
     spawn_nsq: SpawnNsq, tmp_path: Path, number: int, moment: str
 ) -> None:
     process = spawn_nsq(["demo"], env={"TMPDIR": str(tmp_path)})
@@ -39,7 +39,7 @@ def test_stopped_at_any_moment_it_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
     def users() -> list[str]:
-        """Processes whose working directory is inside the one for temporary files, or was."""
+        """Return processes whose working directory is, or was, inside the temporary directory."""
         used = []
         for cwd in Path("/proc").glob("[0-9]*/cwd"):
             with suppress(OSError):  # ended meanwhile, or another user's
@@ -50,7 +50,7 @@ def test_stopped_at_any_moment_it_leaves_nothing(
 
 
 @pytest.mark.parametrize("moment", ["before", "started"])
-def test_stopped_while_it_starts_a_command_it_ends_that(
+def test_a_signal_while_a_command_starts_ends_that_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -73,9 +73,7 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
         assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
-def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
-    nsq_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_closed_pipe_leaves_no_files(nsq_env: dict[str, str], tmp_path: Path) -> None:
     command = ["sh", "-c", f"{' '.join(NSQ)} demo | head -n 1"]
     env = {**nsq_env, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, timeout=patience_s(60))
@@ -85,7 +83,7 @@ def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
     assert done.stderr == b""
 
 
-def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
+def test_a_step_that_fails_or_hangs_is_named_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""No command lets a hostile cluster steer the terminal, or begin a line of its own."""
+"""No command lets a hostile cluster control the terminal or forge a line of output."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from nsqtools.records.envelope import encode_many
 
 LOOKUP, HTTP, TCP, BOTH = "lookup", "http", "tcp", "both"
 
-# Every command: the ways to run it, and which addresses it is given.
+# For each command: the addresses that it gets, and the ways to run it.
 RUNS: dict[str, tuple[str, list[str]]] = {
     "tail": (BOTH, ["{from} -n 2 --create --force", "{from} -n 2 --json"]),
     "peek": (BOTH, ["{from} -n 2 --force", "{from} -n 2 --json"]),
@@ -73,9 +73,9 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "config set": (HTTP, ["log_level debug"]),
 }
 
-# They talk to no cluster that others run, or (Spark, bench) show nothing of it but numbers.
-# tests/web has the console, and top has a test of its own below; queue has names in files alone.
-# tests/schedule has what hostile requests leave; authd reads its own file.
+# These commands talk to no foreign cluster, or (Spark, bench) show only numbers of it. tests/web
+# has the console, tests/schedule has hostile requests, and top has its own test below. queue
+# reads names from files only, and authd reads its own file.
 ELSEWHERE = re.compile(
     "__complete.*|authd .*|bench .*|compat|completion|config (profiles|show|use)|demo|mcp|"
     "nsqd|nsqlookupd|queue .*|schedule .*|schema|spark .*|top|web|work"
@@ -84,7 +84,7 @@ ELSEWHERE = re.compile(
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Messages of evil topics, and a line that is damaged."""
+    """Messages of evil topics, and a damaged line."""
     path = tmp_path_factory.mktemp("archive") / "t\x1b]0;pwned\x07.log"
     evil = EVIL.encode("utf-8", "replace").decode()
     messages = [WireMessage(1, 1, b"\x1b" * 16, body) for body in (evil.encode(), b"\x9b\xff")]
@@ -95,12 +95,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_covered() -> None:
     assert {name for name in all_commands() if not ELSEWHERE.fullmatch(name)} == set(RUNS)
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_nothing_of_a_hostile_cluster_reaches_the_terminal_raw(
+def test_a_hostile_cluster_sends_no_control_characters_to_the_terminal(
     command: str, hostile_cluster: HostileCluster, run_nsq: RunNsq, archive: Path, tmp_path: Path
 ) -> None:
     for arguments in lines(command, hostile_cluster, archive, tmp_path):
@@ -130,7 +130,7 @@ def lines(command: str, cluster: HostileCluster, archive: Path, directory: Path)
 
 
 def evil_lake(directory: Path) -> Path:
-    """A folder of Parquet, whose topic and place have control characters, with a misfit."""
+    """Write a Parquet table with a misfit; its topic and path have control characters."""
     lake = directory / "lake\x1b]0;pwned\x07"
     folder = lake / "topic=t%1B%5D0%3Bpwned%07" / "date=2026-11-29"
     if not folder.exists():
@@ -146,20 +146,20 @@ TEMPLATE = "--format={topic} {nsqd} {id} {body}\\n"
 @pytest.mark.parametrize(
     "option", [TEMPLATE, "--format={body:json}\\n", "--log-format=json", "--debug"]
 )
-def test_no_form_of_tail_lets_messages_through_raw(
+def test_tail_escapes_messages_in_every_format(
     option: str, hostile_cluster: HostileCluster, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     [arguments, _] = lines("tail", hostile_cluster, tmp_path, tmp_path)
 
-    shown = run_nsq([*arguments, option, "-vv"], terminal=True)
+    on_screen = run_nsq([*arguments, option, "-vv"], terminal=True)
     piped = run_nsq([*arguments, option, "-vv"])
 
-    assert b"pwned" in shown.out
-    assert not raw_marks(shown.out, is_one_line=False)
+    assert b"pwned" in on_screen.out
+    assert not raw_marks(on_screen.out, is_one_line=False)
     assert not raw_marks(piped.err.encode())
 
 
-def test_the_full_screen_shows_nothing_raw(
+def test_top_shows_no_control_characters_of_a_hostile_cluster(
     hostile_cluster: HostileCluster, nsq_on_a_screen: Callable[..., object]
 ) -> None:
     here = f"--nsqd-http-address={hostile_cluster.http_address}"

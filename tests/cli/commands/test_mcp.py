@@ -1,6 +1,6 @@
-"""``nsq mcp`` as an assistant uses it: by the client of the protocol, on an embedded nsqd.
+"""``nsq mcp`` as an assistant uses it: with the MCP client, on an embedded nsqd.
 
-The packages of that protocol are loaded where they are used: each worker of a run reads this file.
+The packages of MCP are imported inside the tests, as every worker of a run imports this file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
 
 
 class Assistant:
-    """Calls tools: ``assistant("topic_info", topic="orders")``; a failure is its text."""
+    """Calls tools: ``assistant("topic_info", topic="orders")``. A failure returns its text."""
 
     def __init__(self, session: ClientSession) -> None:
         self.session = session
@@ -60,7 +60,7 @@ def talk(nsqd: Nsqd, environ: dict[str, str], conversation: Any, *flags: str) ->
     asyncio.run(run())
 
 
-def test_without_flags_nothing_is_changed_and_no_body_is_shown(
+def test_without_flags_no_tool_changes_queues_or_shows_bodies(
     nsqd: Nsqd, nsq_env: dict[str, str]
 ) -> None:
     async def conversation(assistant: Assistant) -> None:
@@ -68,8 +68,8 @@ def test_without_flags_nothing_is_changed_and_no_body_is_shown(
         assert {"check", "stat", "topic_info", "channel_empty"} <= tools.keys()
         assert tools.keys().isdisjoint({"peek", "tail", "pub", "archive_cat", "drain"})
         assert tools["check"].annotations.read_only_hint  # type: ignore[union-attr]
-        found = await assistant("check", window="100ms", topic=["orders"])
-        assert "no consumers" in json.dumps(found["output"])
+        verdict = await assistant("check", window="100ms", topic=["orders"])
+        assert "no consumers" in json.dumps(verdict["output"])
         assert (await assistant("stat"))["output"]["queues"][0]["topic"] == "orders"
 
         answer = await assistant("channel_empty", topic="orders", channel=["billing"])
@@ -85,7 +85,7 @@ def test_without_flags_nothing_is_changed_and_no_body_is_shown(
     assert nsqd.depth("orders", "billing") == 1
 
 
-def test_a_plan_is_carried_out_once_and_only_while_it_is_the_same(
+def test_a_plan_is_executed_once_and_only_while_it_is_unchanged(
     nsqd: Nsqd, nsq_env: dict[str, str]
 ) -> None:
     from nsqtools.cli.running.mcp_server import MAX_BODY
@@ -112,7 +112,7 @@ def test_a_plan_is_carried_out_once_and_only_while_it_is_the_same(
     assert nsqd.depth("orders", "billing") == 0
 
 
-def test_every_command_states_its_impact_and_tools_follow_it() -> None:
+def test_flags_of_tools_follow_the_impact_of_their_commands() -> None:
     from nsqtools.cli.running.mcp_server import command_tools
 
     impacts = {name: command.impact for name, command in all_commands().items()}
@@ -123,7 +123,7 @@ def test_every_command_states_its_impact_and_tools_follow_it() -> None:
         assert ("--yes" in tool.flags) is (tool.impact == "destroys")
 
 
-def test_one_document_describes_all_commands_with_their_impact(run_nsq: RunNsq) -> None:
+def test_help_llm_describes_every_command_with_its_impact(run_nsq: RunNsq) -> None:
     text = run_nsq(["--help-llm"]).out.decode()
     for name, command in all_commands().items():
         if name not in ("lookup", "info"):

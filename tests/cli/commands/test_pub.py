@@ -1,4 +1,4 @@
-"""``nsq pub`` as a process: pipelines, counts, exit statuses, and what it refuses."""
+"""``nsq pub`` as a process: pipelines, counts, exit statuses and refusals."""
 
 import re
 import signal
@@ -32,11 +32,11 @@ def type_line(process: NsqProcess) -> None:
 
 
 def wait_for(nsqd: Nsqd, count: int) -> None:
-    """What was typed is published while the input stays open."""
+    """Wait until the typed lines are published, while the input stays open."""
     wait_until(lambda: nsqd.stats("events")["topics"] and nsqd.depth("events") == count, what="it")
 
 
-def test_a_line_of_a_live_log_is_not_kept_waiting_and_an_interrupt_settles_it(
+def test_a_line_is_published_immediately_and_counted_after_an_interrupt(
     spawn_nsq: SpawnNsq, nsqd: GoNsqd
 ) -> None:
     process = spawn_nsq(to(nsqd))
@@ -45,22 +45,22 @@ def test_a_line_of_a_live_log_is_not_kept_waiting_and_an_interrupt_settles_it(
         wait_for(nsqd, count)
     process.send_signal(signal.SIGINT)
 
-    # the input stays open: communicate() would close it
+    # communicate() would close the input
     assert process.wait(patience_s(10)) == 130
     assert process.stderr.read() == b"nsq: 2 confirmed, 0 rejected, 0 unknown, 0 unsent\n"
 
 
-def test_a_record_is_sent_again_or_given_up_while_the_input_is_silent(
+def test_a_record_is_retried_or_given_up_while_the_input_is_idle(
     spawn_nsq: SpawnNsq, serve: Serve, tmp_path: Path
 ) -> None:
     nsqd = EmbeddedServer(tmp_path)
     type_line(spawn_nsq(to(nsqd)))
     type_line(process := spawn_nsq([*to(nsqd), "--retry-timeout", "0s"]))
-    assert process.wait(patience_s(10)) == 4  # by now the other one was tried, too
+    assert process.wait(patience_s(10)) == 4  # by now the first process has tried as well
     wait_for(serve(nsqd), 1)
 
 
-def test_a_refused_secret_is_status_5_and_never_shown(
+def test_a_refused_secret_is_status_5_and_not_shown(
     run_nsq: RunNsq, go_nsqd: MakeNsqd, auth_server: AuthServer, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
@@ -84,14 +84,14 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     files = ["-f", str(first), "-f", str(second), "--checkpoint", str(tmp_path / "done")]
     process = spawn_nsq([*to(nsqd), *files, "--rate", "1500"])
     wait_until(lambda: nsqd.topic_stats("events")["message_count"] > 1200, what="it is under way")
-    _, said = process.end(signal.SIGINT)
+    _, stderr = process.end(signal.SIGINT)
 
     with locked_checkpoint(tmp_path / "done"):
         meanwhile = run_nsq([*to(nsqd), *files])
     again = run_nsq([*to(nsqd), *files])
     third = run_nsq([*to(nsqd), *files])
 
-    done = int(re.search(rb"nsq: ([\d,]+) records are done", said)[1].replace(b",", b""))  # type: ignore[index]
+    done = int(re.search(rb"nsq: ([\d,]+) records are done", stderr)[1].replace(b",", b""))  # type: ignore[index]
     assert meanwhile[:2] == (1, b"")
     assert meanwhile.err.startswith("nsq: error: another run uses the checkpoint ")
     assert process.returncode == 130
@@ -104,8 +104,8 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     assert Counter(bodies) == Counter([b"a%d" % n for n in range(30_000)] + [b"b0", b"b1"])
 
 
-def test_a_checkpoint_moves_on_to_the_first_record_that_is_unsent(tmp_path: Path) -> None:
-    """Below a rate a run that a time limit ends may come to the end of no batch."""
+def test_a_checkpoint_advances_to_the_first_unsent_record(tmp_path: Path) -> None:
+    """With --rate, a run with a time limit may not finish a single batch."""
     path, done = tmp_path / "log", tmp_path / "done"
     path.write_bytes(b"1\r\n22\r\n333\r\n")
     source = RecordSource([str(path)], b"\r\n", lambda: False)
@@ -118,7 +118,7 @@ def test_a_checkpoint_moves_on_to_the_first_record_that_is_unsent(tmp_path: Path
     assert [batch.records for batch in few] == [[b"22"], [b"333"]]
 
 
-def test_the_place_counts_every_byte(tmp_path: Path) -> None:
+def test_the_offset_of_a_source_counts_every_byte(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"".join(b"%d\r\n" % n for n in range(5000)) + b"\r\nlast")
     source = RecordSource([str(path)], b"\r\n", lambda: False)
@@ -131,7 +131,7 @@ def test_the_place_counts_every_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", [b"", b"more\n"])
-def test_a_file_that_was_cut_or_replaced_during_the_run_is_not_gone_on_with(
+def test_a_file_truncated_or_replaced_during_a_run_is_not_continued(
     tmp_path: Path, now: bytes
 ) -> None:
     path = tmp_path / "log"
@@ -145,7 +145,7 @@ def test_a_file_that_was_cut_or_replaced_during_the_run_is_not_gone_on_with(
         InputCheckpoint(tmp_path / "checkpoint", [str(path)])
 
 
-def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_file_unreadable_for_a_while_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"1\n2\n")
     checkpoint = InputCheckpoint(tmp_path / "checkpoint", [str(path)])

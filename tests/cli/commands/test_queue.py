@@ -1,4 +1,4 @@
-"""``nsq queue``: data directories of both nsqd, running and dead, read and left as they are."""
+"""``nsq queue``: data directories of both nsqd, running and dead, are read and not changed."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def bodies_of(lines: bytes) -> list[bytes]:
 
 
 def filled(nsqd: Nsqd) -> Nsqd:
-    """Its topic ``t`` has two channels with all bodies."""
+    """Fill two channels of its topic ``t`` with all bodies."""
     for channel in ("ch", "other"):
         nsqd.create_channel("t", channel)
     nsqd.publish("t", *BODIES)
@@ -54,32 +54,32 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
     for is_running in (True, False):
         if not is_running:
             nsqd.kill()
-        before = {} if is_running else state_of(path)
+        state_before = {} if is_running else state_of(path)
         listed = json.loads(run_nsq(["queue", "list", str(path), "--json"]).out)
-        shown = run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch", "--json"])
+        printed = run_nsq(["queue", "cat", str(path), "-t", "t", "-c", "ch", "--json"])
         both = run_nsq(["queue", "cat", str(path), "-t", "t"])
         verified = run_nsq(["queue", "verify", str(path)])
         archive = tmp_path / f"{is_running}.log.gz"
-        taken = run_nsq(["queue", "recover", str(path), "-o", str(archive), "--all"])
+        recovered = run_nsq(["queue", "recover", str(path), "-o", str(archive), "--all"])
 
         rows = {(row["topic"], row["channel"]): row for row in listed}
         assert rows["t", "ch"]["messages"] == len(BODIES)
         assert rows["t", "ch"]["state"] == "good"
-        assert bodies_of(shown.out) == BODIES
-        assert sorted(both.out.splitlines()) == BODIES  # of the two channels, once
-        assert (verified.status, taken.status) == (0, 0), verified.err
+        assert bodies_of(printed.out) == BODIES
+        assert sorted(both.out.splitlines()) == BODIES  # once, not per channel
+        assert (verified.status, recovered.status) == (0, 0), verified.err
         assert sorted(bodies_of(run_nsq(["archive", "cat", str(archive)]).out)) == BODIES
-        assert is_running or state_of(path) == before
+        assert is_running or state_of(path) == state_before
 
 
 @pytest.mark.parametrize("flags", [ON_DISK, ("-durable",)], ids=["files", "durable"])
-def test_a_directory_that_nobody_may_write_to_is_read(
+def test_a_read_only_directory_is_read(
     flags: tuple[str, ...], embedded_nsqd: AnyNsqd, nsq_env: dict[str, str]
 ) -> None:
     (nsqd := filled(embedded_nsqd(*flags))).kill()
     path = nsqd.data_path
-    for each in path.iterdir():
-        each.chmod(0o400)
+    for file in path.iterdir():
+        file.chmod(0o400)
     path.chmod(0o500)
     as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
@@ -94,9 +94,7 @@ def test_a_directory_that_nobody_may_write_to_is_read(
     assert (done.returncode, done.stdout.splitlines()) == (0, BODIES), done.stderr
 
 
-def test_deferred_messages_are_listed_and_printed_and_their_times_beside_files_named(
-    embedded_nsqd: AnyNsqd, run_nsq: RunNsq
-) -> None:
+def test_deferred_messages_are_listed_and_printed(embedded_nsqd: AnyNsqd, run_nsq: RunNsq) -> None:
     nsqd = embedded_nsqd("-durable")
     path = nsqd.data_path
     nsqd.create_channel("t", "ch")
@@ -114,7 +112,7 @@ def test_deferred_messages_are_listed_and_printed_and_their_times_beside_files_n
     assert f"{path / 'nsqd.deferred'} has the times of 1 deferred message: " in listed.err
 
 
-def test_what_is_in_memory_is_shown_with_an_address(
+def test_messages_in_memory_are_counted_with_an_address(
     embedded_nsqd: AnyNsqd, run_nsq: RunNsq, certificates: Certificates
 ) -> None:
     flags = certificates.server.nsqd_flags
@@ -129,26 +127,26 @@ def test_what_is_in_memory_is_shown_with_an_address(
     assert held == {("ch", len(BODIES) - 7, 7), ("other", len(BODIES) - 7, 7)}
 
 
-def test_recovery_takes_what_nsqd_will_not_deliver_once(
+def test_recovery_takes_each_undeliverable_message_once(
     embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     (nsqd := filled(embedded_nsqd(*ON_DISK))).stop()
-    left = nsqd.data_path
-    files = sorted(left.glob("t:ch.diskqueue.0*.dat"))
+    data_path = nsqd.data_path
+    files = sorted(data_path.glob("t:ch.diskqueue.0*.dat"))
     aside = Path(f"{files[0]}.bad")
     files[0].rename(aside)
     aside.with_name("t:ch.diskqueue.000090.dat.bad").write_bytes(aside.read_bytes())
-    (left / "t:other.diskqueue.meta.dat").unlink()  # all of it is orphaned
-    shutil.copy(files[2], left / "gone.diskqueue.000000.dat")  # of a topic that nobody knows
-    before = state_of(left)
-    (unread := left / "t:ch.diskqueue.000091.dat.bad").mkdir()  # as where a disk fails
+    (data_path / "t:other.diskqueue.meta.dat").unlink()  # now its files are orphaned
+    shutil.copy(files[2], data_path / "gone.diskqueue.000000.dat")  # of an unknown topic
+    state_before = state_of(data_path)
+    (unread := data_path / "t:ch.diskqueue.000091.dat.bad").mkdir()  # as on a failing disk
 
-    rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
+    rows = json.loads(run_nsq(["queue", "list", str(data_path), "--json"]).out)
     archive = tmp_path / "out.log"
-    done = run_nsq(["queue", "recover", str(left), "-o", str(archive), "-c", "ch"])
+    done = run_nsq(["queue", "recover", str(data_path), "-o", str(archive), "-c", "ch"])
     recovered = bodies_of(run_nsq(["archive", "cat", str(archive)]).out)
     everything = tmp_path / "all.log.gz"
-    run_nsq(["queue", "recover", str(left), "-o", str(everything)])
+    run_nsq(["queue", "recover", str(data_path), "-o", str(everything)])
 
     states = {(row["topic"], row["channel"], row["state"]) for row in rows}
     assert states >= {
@@ -158,16 +156,16 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
         ("gone", None, "orphaned"),
     }
     assert recovered
-    assert recovered == BODIES[: len(recovered)]  # not twice, and none that is good
+    assert recovered == BODIES[: len(recovered)]  # not twice, and no message of a good file
     assert f"{files[0]}: is not there, and in the metadata" in done.err
     assert f"{unread}: cannot be read (it is not a regular file)" in done.err
     unread.rmdir()
     assert done.status == 6
     assert sorted(bodies_of(run_nsq(["archive", "cat", str(everything), "-t", "t"]).out)) == BODIES
-    assert state_of(left) == before
+    assert state_of(data_path) == state_before
 
 
-def test_a_damaged_database_is_read_around(
+def test_the_undamaged_messages_of_a_database_are_recovered(
     embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     (nsqd := filled(embedded_nsqd("-durable"))).stop()
@@ -185,7 +183,7 @@ def test_a_damaged_database_is_read_around(
     assert sorted(recovered) == [body for body in BODIES if body != BODIES[30]]
 
 
-def test_a_recovery_that_ends_early_leaves_nothing_that_is_in_the_way(
+def test_a_recovery_that_ends_early_does_not_block_the_next(
     embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(*_: object, **__: object) -> Iterator[None]:
@@ -197,14 +195,14 @@ def test_a_recovery_that_ends_early_leaves_nothing_that_is_in_the_way(
     with monkeypatch.context() as patch:
         patch.setattr(stored_queues, "recovered", end)
         assert (run_nsq(command).status, list(tmp_path.iterdir())) == (143, [])
-        patch.setattr(shutil, "rmtree", Mock())  # it is killed before that
+        patch.setattr(shutil, "rmtree", Mock())  # as if killed before the cleanup
         assert (run_nsq(command).status, len(list(tmp_path.iterdir()))) == (143, 1)
     assert run_nsq(command).status == 0
 
 
 @pytest.fixture
 def stopped(tmp_path: Path, serve: Serve) -> Path:
-    """The data path of an nsqd that has stopped, with several files of two channels."""
+    """The data path of a stopped nsqd, with several files for each of two channels."""
     (path := tmp_path / "data").mkdir()
     filled(serve(EmbeddedServer(path, *ON_DISK))).stop()
     return path
@@ -238,7 +236,7 @@ def test_verify_compares_nothing_while_an_nsqd_is_writing(
     assert (done.status, "is in use" in done.err) == (0, True), done.err
 
 
-def test_a_file_that_is_shorter_than_its_read_position_is_recovered_whole(
+def test_a_file_shorter_than_its_read_position_is_recovered_whole(
     stopped: Path, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     _, read, write = (stopped / "t:ch.diskqueue.meta.dat").read_text().split()
@@ -258,7 +256,7 @@ def test_a_file_that_is_shorter_than_its_read_position_is_recovered_whole(
     ],
 )
 @pytest.mark.parametrize("kind", ["a hole", "a FIFO", "a device"])
-def test_a_file_without_an_end_hides_no_queue(
+def test_an_endless_file_hides_no_queue(
     stopped: Path, run_nsq: RunNsq, tmp_path: Path, name: str, kind: str
 ) -> None:
     path = stopped / name
@@ -274,18 +272,18 @@ def test_a_file_without_an_end_hides_no_queue(
     archive = tmp_path / "out.log"
 
     listed = run_nsq(["queue", "list", str(stopped), "--json"])
-    shown = run_nsq(["queue", "cat", str(stopped), "-t", "t", "-c", "ch"])
+    printed = run_nsq(["queue", "cat", str(stopped), "-t", "t", "-c", "ch"])
     verified = run_nsq(["queue", "verify", str(stopped)])
     run_nsq(["queue", "recover", str(stopped), "-o", str(archive), "--all", "-c", "ch"])
 
     rows = [(row["topic"], row["channel"], row["messages"]) for row in json.loads(listed.out)]
     assert ("t", "ch", len(BODIES)) in rows
-    assert shown.out.splitlines() == BODIES
+    assert printed.out.splitlines() == BODIES
     assert name == "nsqd.deferred" or str(path).removesuffix("-wal") in verified.err
     assert bodies_of(archive.read_bytes()) == BODIES
 
 
-def test_a_nsqd_dat_without_an_end_is_named(stopped: Path, run_nsq: RunNsq) -> None:
+def test_an_endless_nsqd_dat_is_reported(stopped: Path, run_nsq: RunNsq) -> None:
     (stopped / "nsqd.dat").unlink()
     os.mkfifo(stopped / "nsqd.dat")
     listed = run_nsq(["queue", "list", str(stopped), "--json"])

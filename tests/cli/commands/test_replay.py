@@ -1,4 +1,4 @@
-"""``nsq replay``: what was archived comes back, selected, paced, and not twice."""
+"""``nsq replay``: archived messages are published again, selected, paced, and not twice."""
 
 import os
 import resource
@@ -19,12 +19,12 @@ def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
     return ["replay", "--yes", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
 
 
-def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+def test_speed_keeps_the_recorded_pace(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
     write_archive(tmp_path / "a.gz", numbered(0, 6))
     (tmp_path / "bare.log").write_bytes(b"a body without a time\n")
 
     paced = [*replay(nsqd, tmp_path, "-t", "clicks"), "--speed"]
-    dry = run_nsq([*paced, "0.00001x", "--dry-run"])  # of 500 ms, which waits for nothing
+    dry = run_nsq([*paced, "0.00001x", "--dry-run"])  # a dry run does not wait
     began = time.monotonic()
     run_nsq([*paced, "10x"])
 
@@ -34,7 +34,7 @@ def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq)
 
 
 @pytest.mark.parametrize(("end", "kills"), [(signal.SIGTERM, 1), (signal.SIGKILL, 3)])
-def test_it_goes_on_where_it_ended_and_killed_doubles_at_most_a_batch(
+def test_a_replay_continues_and_a_kill_repeats_at_most_a_batch(
     nsqd: GoNsqd,
     tmp_path: Path,
     spawn_nsq: SpawnNsq,
@@ -48,9 +48,9 @@ def test_it_goes_on_where_it_ended_and_killed_doubles_at_most_a_batch(
     args = replay(nsqd, tmp_path / "in", "--checkpoint", tmp_path / "c.json")
     nsqd.create_topic("clicks")
     for _ in range(kills):
-        before = nsqd.depth("clicks")
+        start = nsqd.depth("clicks")
         process = spawn_nsq([*args, "--rate", "300"])
-        wait_until(lambda before=before: nsqd.depth("clicks") > before, what="some", timeout_s=20)  # type: ignore[misc]
+        wait_until(lambda start=start: nsqd.depth("clicks") > start, what="some", timeout_s=20)  # type: ignore[misc]
         process.send_signal(end)
         assert process.wait(patience_s(20)) == (143 if end is signal.SIGTERM else -end)
 
@@ -60,15 +60,15 @@ def test_it_goes_on_where_it_ended_and_killed_doubles_at_most_a_batch(
 
     depth, expected = nsqd.depth("clicks"), [b"body %d" % number for number in range(6000)]
     tail = ["tail", "-t", "clicks", "-c", "check", "--create", *nsqd.options, "-n", str(depth)]
-    found = run_nsq([*tail, f"--for={patience_s(20):g}s"]).out.splitlines()
+    bodies = run_nsq([*tail, f"--for={patience_s(20):g}s"]).out.splitlines()
     if end is signal.SIGTERM:
-        assert found == expected
-    assert set(found) == set(expected)
+        assert bodies == expected
+    assert set(bodies) == set(expected)
     assert depth - 6000 <= kills * 1000
     assert "0 confirmed" in run_nsq(args).err
 
 
-def test_as_many_files_of_one_time_are_open_as_the_system_allows(
+def test_open_files_stay_within_the_limit_of_the_system(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def ingested(spark: SparkSession, output: Path) -> list[tuple[str, str, str]]:
-    """What Spark reads: topic, date, id."""
+    """Read topic, date and id with Spark."""
     rows = spark.read.parquet(str(output)).selectExpr("topic", "string(date)", "id").collect()
     return sorted(map(tuple, rows))  # type: ignore[arg-type]
 
@@ -41,13 +41,13 @@ def expected(first: int, last: int) -> list[tuple[str, str, str]]:
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[object]:
-    """Ingest an archive, which is empty yet, once."""
+    """Ingest an archive once; it is still empty."""
     (tmp_path / "archive").mkdir()
     command = ["ingest", tmp_path / "archive", "-o", tmp_path / "out"]
     return [*command, "--checkpoint", tmp_path / "checkpoint", "--once"]
 
 
-def test_an_archive_that_grows_is_taken_once_by_each_run(
+def test_each_run_ingests_only_the_new_messages_of_an_archive(
     spark: SparkSession,
     run_spark: RunSpark,
     run_nsq: RunNsq,
@@ -75,8 +75,8 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     counts = dict(line.split() for line in metrics.read_text().splitlines() if line[0] != "#")
     body_bytes = sum(len(message.body) for message in by_the_minute(0, 600))
     names = ("rows_total", "batches_total", "body_bytes_total", "rows_behind", "bytes_behind")
-    found = [int(counts[f"nsq_spark_ingest_{name}"]) for name in names]
-    assert found == [600, 2, body_bytes, 0, 0]
+    values = [int(counts[f"nsq_spark_ingest_{name}"]) for name in names]
+    assert values == [600, 2, body_bytes, 0, 0]
     assert float(counts["nsq_spark_ingest_rows_per_second"]) > 0
     assert "0 rows ingested in 0 batches" in idle.err
     assert not broken.exists()
@@ -93,7 +93,7 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
 
 @pytest.fixture
 def far_zone(spark: SparkSession) -> Iterator[None]:
-    """The session has another day than UTC for a third of the time."""
+    """For a third of each day, the date in the session's zone is not the date in UTC."""
     spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
     yield
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -115,7 +115,7 @@ def test_dates_are_in_utc_in_a_session_with_another_zone(
     query = "SELECT date, count(*) AS n FROM parquet GROUP BY date ORDER BY date"
     rows = run_spark("sql", query, tmp_path / "out", "--json").out
 
-    assert [each["messages"] for each in report["topics"]] == [1000 - 587]
+    assert [topic["messages"] for topic in report["topics"]] == [1000 - 587]
     assert [tuple(json.loads(row).values()) for row in rows.splitlines()] == [
         ("1969-12-31", 1),
         ("2026-09-21", 7),
@@ -123,7 +123,7 @@ def test_dates_are_in_utc_in_a_session_with_another_zone(
     ]
 
 
-def test_lost_data_ends_the_run_or_is_passed_over(
+def test_lost_data_ends_the_run_or_is_skipped(
     run_spark: RunSpark, command: list[object], tmp_path: Path
 ) -> None:
     path = Writer(tmp_path / "archive").write(by_the_minute(0, 10))
@@ -141,7 +141,7 @@ def test_lost_data_ends_the_run_or_is_passed_over(
     assert (passed.status, "5 rows ingested" in passed.err) == (0, True), passed.err
 
 
-def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
+def test_a_topic_is_ingested_until_an_interrupt_and_then_to_its_end(
     spark: SparkSession, nsqd: GoNsqd, run_spark: RunSpark, tmp_path: Path
 ) -> None:
     nsqd.create_topic("clicks")
@@ -172,14 +172,14 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
     last = run_spark(*command, "--once")
 
     assert (first.status, last.status) == (143, 0), first.err + last.err
-    taken = [int(re.search(r"(\d+) rows ingested", each.err)[1]) for each in (first, last)]
-    assert (taken[0] > 0, sum(taken)) == (True, 700)  # the first batch may have a part of 500
+    rows_of = [int(re.search(r"(\d+) rows ingested", result.err)[1]) for result in (first, last)]
+    assert (rows_of[0] > 0, sum(rows_of)) == (True, 700)  # the first batch may have a part of 500
     rows = spark.read.parquet(str(output)).select("body").collect()
     assert sorted(row.body for row in rows) == sorted(map(str, range(700)))
     assert unfinished(nsqd, "clicks", "spark-ingest") == 0
 
 
-def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies(
+def test_several_topics_become_tables_with_columns_from_bodies(
     run_spark: RunSpark, valid_json: ValidJson, nsqd: GoNsqd, tmp_path: Path
 ) -> None:
     schema, letters = tmp_path / "schema.json", tmp_path / "dead.jsonl"
@@ -201,19 +201,19 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     ):
         lake, out = tmp_path / format, tmp_path / "compacted"
         places = ["-o", lake, "--checkpoint", tmp_path / f"{format}.cp", "--format", format]
-        taken = run_spark(*command, *chosen, *places)
+        result = run_spark(*command, *chosen, *places)
 
-        assert taken.status == 0, taken.err
-        document = valid_json("spark ingest", taken.out)
+        assert result.status == 0, result.err
+        document = valid_json("spark ingest", result.out)
         assert (document["rows"], document["misfits"]) == (42, 2)
         assert document["batches"] > 1
         query = "select topic, count(*) m, sum(n) n, count(_error) e, sum(`a.b`) ab"
         query += f" from {format} group by 1"
         rows = [{"topic": topic, "m": 21, "n": 190, "e": 1, "ab": 40} for topic in topics]
-        found = run_spark("sql", f"{query} order by 1", lake, "--json")
-        assert [json.loads(line) for line in found.out.splitlines()] == rows
+        selected = run_spark("sql", f"{query} order by 1", lake, "--json")
+        assert [json.loads(line) for line in selected.out.splitlines()] == rows
 
-    assert f"nsq: each topic has its own table and columns: {lake}/{{topic}}" in taken.err
+    assert f"nsq: each topic has its own table and columns: {lake}/{{topic}}" in result.err
     assert [DeltaCatalog(str(lake / topic)).partition_columns for topic in topics] == [
         ["topic", "date", "hour"]
     ] * 2
@@ -224,8 +224,8 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     compacted = run_spark("compact", lake, "-o", out, "--open-days", "--format", format)
     assert compacted.status == 0, compacted.err
     assert "2 bodies did not fit their columns" in compacted.err
-    found = run_spark("sql", f"{query} order by 1", out, "--json")
-    assert [json.loads(line) for line in found.out.splitlines()] == rows
+    selected = run_spark("sql", f"{query} order by 1", out, "--json")
+    assert [json.loads(line) for line in selected.out.splitlines()] == rows
     report = json.loads(run_spark("report", out, "--json").out)
-    found_topics = {each["topic"]: each["messages"] for each in report["topics"]}
-    assert found_topics == dict.fromkeys(topics, 21)
+    counts = {row["topic"]: row["messages"] for row in report["topics"]}
+    assert counts == dict.fromkeys(topics, 21)

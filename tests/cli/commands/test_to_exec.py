@@ -1,4 +1,4 @@
-"""``nsq to-exec`` with real commands: what they are given, and what follows from how they end."""
+"""``nsq to-exec`` with real commands: their input, and the outcome of each exit status."""
 
 import json
 import os
@@ -34,26 +34,26 @@ def source(embedded_nsqd: AnyNsqd) -> Nsqd:
     return nsqd
 
 
-def args(nsqd: Nsqd, *more: str) -> list[str]:
-    return ["to-exec", "-t", TOPIC, "-c", CHANNEL, *nsqd.options, *more]
+def args(nsqd: Nsqd, *options: str) -> list[str]:
+    return ["to-exec", "-t", TOPIC, "-c", CHANNEL, *nsqd.options, *options]
 
 
 @pytest.fixture
 def run(run_nsq: RunNsq, source: Nsqd) -> Run:
     """Run the command to its end; ``script`` is Python, ``shell`` is for sh."""
 
-    def run(*more: str, script: str = "", shell: str = "") -> Result:
+    def run(*options: str, script: str = "", shell: str = "") -> Result:
         command = [sys.executable, "-c", script] if script else ["sh", "-c", shell]
-        return run_nsq(args(source, *more, "--", *command))
+        return run_nsq(args(source, *options, "--", *command))
 
     return run
 
 
 def wait_for_pids(path: Path, count: int) -> list[int]:
-    """The processes that commands have written there, in whole lines."""
+    """Wait for the process ids that the commands write to ``path``."""
     path.touch()
-    whole = re.compile(rf"(?:\d+\s){{{count}}}")
-    wait_until(lambda: whole.fullmatch(path.read_text()), what="the commands", timeout_s=20)
+    complete = re.compile(rf"(?:\d+\s){{{count}}}")
+    wait_until(lambda: complete.fullmatch(path.read_text()), what="the commands", timeout_s=20)
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -64,7 +64,7 @@ print(json.dumps([hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), env]))
 """
 
 
-def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
+def test_a_command_has_the_body_on_stdin_and_metadata_in_its_environment(
     run: Run, source: Nsqd
 ) -> None:
     bodies = [b"one\ntwo", b"\xff\x00", b"x" * (1 << 20)]  # more than a pipe holds
@@ -73,16 +73,16 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
     result = run("-n", "3", "--workers", "2", script=SHOW)
 
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
-    shown = [json.loads(line) for line in result.out.splitlines()]
-    assert {digest for digest, _ in shown} == {sha256(body).hexdigest() for body in bodies}
-    for _, env in shown:
+    outputs = [json.loads(line) for line in result.out.splitlines()]
+    assert {digest for digest, _ in outputs} == {sha256(body).hexdigest() for body in bodies}
+    for _, env in outputs:
         assert (env["NSQ_TOPIC"], env["NSQ_CHANNEL"], env["NSQ_ATTEMPTS"]) == (TOPIC, CHANNEL, "1")
         assert len(env["NSQ_MESSAGE_ID"]) == 16
         assert int(env["NSQ_TIMESTAMP"]) > 1.6e18
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
-def test_a_body_is_an_argument_of_a_script_and_no_part_of_it(run_nsq: RunNsq, source: Nsqd) -> None:
+def test_a_body_is_an_argument_of_a_script_and_never_code(run_nsq: RunNsq, source: Nsqd) -> None:
     source.publish(TOPIC, b"$(echo run)`id`")
 
     refused = run_nsq(args(source, "-n", "1", "--arg", "--", "env", "sh", "-c", "echo {}"))
@@ -99,7 +99,7 @@ UNJUDGED = [b'{"page": "/buy"}\0', b"no JSON", b" ", b"[1]"]
 
 
 @pytest.mark.parametrize("letters", [(), LETTERS])
-def test_a_filter_that_cannot_tell_finishes_nothing(
+def test_a_message_that_a_filter_cannot_judge_is_not_finished(
     run: Run, source: Nsqd, letters: tuple[str, ...]
 ) -> None:
     source.publish(TOPIC, *UNJUDGED, b'{"page": "/"}', *JUDGED)
@@ -107,7 +107,7 @@ def test_a_filter_that_cannot_tell_finishes_nothing(
     result = run("-n", "2", "--where", '.page == "/buy"', *letters, shell="cat >/dev/null")
 
     assert "its body cannot be judged (parse error: Invalid numeric literal" in result.err
-    fate = "dead letters" if letters else "requeued"  # these may come again meanwhile
+    fate = "dead letters" if letters else "requeued"  # these may be redelivered meanwhile
     assert re.search(rf"2 delivered, 1 filtered out, \d not judged, \d {fate}", result.err)
     assert result.status == 6
     assert unfinished(source, TOPIC, CHANNEL) == (0 if letters else 4)
@@ -116,10 +116,10 @@ def test_a_filter_that_cannot_tell_finishes_nothing(
 @pytest.mark.parametrize(
     "fault", ["print('debug', flush=True)", "sys.stdout.write('ok'); sys.exit(3)"]
 )
-def test_what_a_persistent_command_has_not_answered_is_given_to_the_next(
+def test_unanswered_messages_of_a_persistent_command_go_to_the_next(
     run: Run, source: Nsqd, fault: str, tmp_path: Path
 ) -> None:
-    """A line that is no answer may not shift the answers: ok for a message would be another's."""
+    """A stray line must not shift the answers: an ok would count for another message."""
     handled = tmp_path / "handled"
     script = f"""
 import json, sys
@@ -141,16 +141,16 @@ for line in sys.stdin:
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
-def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
+def test_a_command_that_times_out_is_ended_with_its_children(
     run: Run, source: Nsqd, tmp_path: Path
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
     shell = f"trap 'exit 1' TERM; sleep 1000 & echo $$ $! > {pids}; wait; sleep 1000"
-    limit = f"{patience_s(0.5):g}"  # the shell has to get to its sleep
-    more = ("--command-timeout", f"{limit}s", "--max-attempts", "1", *LETTERS)
+    limit = f"{patience_s(0.5):g}"  # long enough for the shell to reach its sleep
+    options = ("--command-timeout", f"{limit}s", "--max-attempts", "1", *LETTERS)
 
-    result = run("-n", "1", *more, shell=shell)
+    result = run("-n", "1", *options, shell=shell)
 
     assert f"sh took longer than {limit} s" in result.err
     assert result.err.endswith("1 dead letters\n")
@@ -158,7 +158,7 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
 
 
 def test_a_message_is_touched_while_its_command_runs(run_nsq: RunNsq, quick_nsqd: Nsqd) -> None:
-    """Nor does a command have to read its input."""
+    """The command does not have to read its input, either."""
     quick_nsqd.create_channel(TOPIC, CHANNEL)
     quick_nsqd.publish(TOPIC, b"x" * (1 << 20))
 
@@ -176,8 +176,8 @@ def test_no_command_outlives_a_killed_runner(
     source.publish(TOPIC, b"one", b"two")
     pids = tmp_path / "pids"
     shell = f"sleep 1000 & echo $$ $! >> {pids}; wait"
-    more = ["--persistent"] if mode == "persistent" else []
-    process = spawn_nsq(args(source, "--workers", "2", *more, "--", "sh", "-c", shell))
+    mode_flags = ["--persistent"] if mode == "persistent" else []
+    process = spawn_nsq(args(source, "--workers", "2", *mode_flags, "--", "sh", "-c", shell))
     started = wait_for_pids(pids, 4)
 
     process.kill()
@@ -185,7 +185,7 @@ def test_no_command_outlives_a_killed_runner(
     wait_until(lambda: not any(map(is_alive, started)), what="the end of the commands")
 
 
-def test_the_process_that_starts_commands_may_be_killed(
+def test_a_killed_spawner_is_replaced_and_its_message_redelivered(
     spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path
 ) -> None:
     source.publish(TOPIC, b"one")
@@ -203,18 +203,18 @@ def test_the_process_that_starts_commands_may_be_killed(
 @pytest.mark.parametrize(
     ("shell", "said", "left"),
     [
-        # no dead letter: the message is not to blame
+        # no dead letter, as the message is not at fault
         ("{}; exec sleep 1000", b"nsq: 0 delivered, 1 requeued\n", 1),
         ("trap 'exit 0' TERM; {}; sleep 1000 & wait", b"nsq: 1 delivered\n", 0),
     ],
 )
-def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_done(
+def test_a_stop_ends_commands_and_requeues_their_unfinished_messages(
     spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path, shell: str, said: bytes, left: int
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
-    more = ("-X", "drain_timeout=200ms", "--max-attempts", "1", *LETTERS)
-    process = spawn_nsq(args(source, *more, "--", "sh", "-c", shell.format(f"echo $$ > {pids}")))
+    options = ("-X", "drain_timeout=200ms", "--max-attempts", "1", *LETTERS)
+    process = spawn_nsq(args(source, *options, "--", "sh", "-c", shell.format(f"echo $$ > {pids}")))
     [command] = wait_for_pids(pids, 1)
 
     process.send_signal(signal.SIGTERM)
@@ -225,49 +225,49 @@ def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_don
     assert unfinished(source, TOPIC, CHANNEL) == left
 
 
-def test_as_many_commands_run_as_there_are_workers_whatever_the_size_of_bodies(
+def test_all_workers_run_commands_whatever_the_size_of_bodies(
     run: Run, source: Nsqd, tmp_path: Path
 ) -> None:
     source.publish(TOPIC, *[b"x" * (1 << 20)] * 4)
     started = tmp_path / "started"
     started.mkdir()
     all_run = f"until [ $(ls {started} | wc -l) = 4 ]; do sleep 0.05; done"
-    more = ("--for", f"{patience_s(20):g}s", "-X", "drain_timeout=100ms")
+    limits = ("--for", f"{patience_s(20):g}s", "-X", "drain_timeout=100ms")
 
-    result = run("-n", "4", "--workers", "4", *more, shell=f"touch {started}/$$; {all_run}")
+    result = run("-n", "4", "--workers", "4", *limits, shell=f"touch {started}/$$; {all_run}")
 
     assert (result.status, result.err) == (0, "nsq: 4 delivered\n")
 
 
 def test_the_first_batch_is_as_large_as_the_others(run: Run, source: Nsqd) -> None:
-    """And one that nsqd cannot have in flight is run as soon as all that it can is there."""
+    """A batch larger than max_in_flight runs as soon as max_in_flight messages are available."""
     source.publish(TOPIC, *[b"%d" % n for n in range(200)])
     wait = ("--batch-wait", f"{patience_s(20):g}s")
     assert run("-n", "200", "--batch", "100", *wait, shell="wc -l").out == b"100\n100\n"
 
     source.publish(TOPIC, *[b"%d" % n for n in range(200)])
-    more = ("--batch", "1000", "--max-in-flight", "50")
-    assert run("-n", "200", *more, *wait, shell="wc -l").out == b"50\n" * 4
+    sizes = ("--batch", "1000", "--max-in-flight", "50")
+    assert run("-n", "200", *sizes, *wait, shell="wc -l").out == b"50\n" * 4
 
 
-def test_the_last_batch_waits_for_nothing(run: Run, source: Nsqd) -> None:
+def test_the_last_batch_does_not_wait_to_fill(run: Run, source: Nsqd) -> None:
     source.publish(TOPIC, b"1", b"2")
     limits = ("-n", "2", "--for", f"{patience_s(20):g}s", "-X", "drain_timeout=1s")
     assert run(*limits, "--batch", "10", "--batch-wait", "1h", shell="wc -l").out == b"2\n"
 
 
-def test_lines_of_commands_are_whole(run: Run, source: Nsqd) -> None:
+def test_lines_of_concurrent_commands_are_not_mixed(run: Run, source: Nsqd) -> None:
     source.publish(TOPIC, *[b"%d" % number for number in range(40)])
     shell = 'read n; printf "a$n"; printf "b$n\\nc$n"; printf "e$n" >&2'
 
     result = run("-n", "40", "--workers", "4", shell=shell)
 
-    wanted = [line for n in range(40) for line in (b"a%db%d" % (n, n), b"c%d" % n)]
-    assert sorted(result.out.splitlines()) == sorted(wanted)
+    expected = [line for n in range(40) for line in (b"a%db%d" % (n, n), b"c%d" % n)]
+    assert sorted(result.out.splitlines()) == sorted(expected)
     assert sorted(result.err.splitlines()[:-1]) == sorted(f"e{n}" for n in range(40))
 
 
-def test_a_line_of_a_command_is_not_glued_to_that_of_progress(
+def test_a_line_of_a_command_does_not_join_the_progress_line(
     nsq_on_a_screen: NsqOnAScreen, source: Nsqd
 ) -> None:
     source.publish(TOPIC, b"one")
@@ -275,33 +275,33 @@ def test_a_line_of_a_command_is_not_glued_to_that_of_progress(
     assert "printed" in screen.wait_for("nsq: 1 delivered")
 
 
-def test_a_message_has_come_while_its_command_runs(
+def test_a_message_counts_as_received_while_its_command_runs(
     run: Run, source: Nsqd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is not said that none did."""
+    """The idle report must not claim that no message was received."""
     source.publish(TOPIC, b"one")
-    came = tmp_path / "came"
+    received = tmp_path / "came"
 
     @contextmanager
-    def watching(*given: Any, **_: Any) -> Iterator[None]:
+    def watching(*arguments: Any, **_: Any) -> Iterator[None]:
         def watch() -> None:
-            wait_until(given[1], what="a message that came")
-            came.touch()
+            wait_until(arguments[1], what="a message that came")
+            received.touch()
 
         threading.Thread(target=watch).start()
         yield
 
     monkeypatch.setattr(ChannelWatch, "idle_report", watching)
     limit = ("--command-timeout", f"{patience_s(10):g}s")
-    result = run("-n", "1", *limit, shell=f"until [ -e {came} ]; do sleep 0.05; done")
+    result = run("-n", "1", *limit, shell=f"until [ -e {received} ]; do sleep 0.05; done")
     assert result.status == 0
 
 
-def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
+def test_messages_wait_while_their_program_is_missing(
     spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path
 ) -> None:
     program = tmp_path / "program"
-    program.write_text("#!/bin/sh\ntest $(ulimit -n) = 300\n")  # as we had it
+    program.write_text("#!/bin/sh\ntest $(ulimit -n) = 300\n")  # nsq was started with it
     program.chmod(0o755)
     process = spawn_nsq(args(source, "-n", "2", "--", str(program)), soft_descriptors=300)
     source.publish(TOPIC, b"one")
@@ -316,10 +316,10 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
 
 
 @pytest.mark.parametrize("command", ["to-exec", "to-file"])
-def test_silence_is_no_end_before_every_nsqd_could_send(
+def test_exit_idle_waits_until_every_nsqd_could_send(
     run_nsq: RunNsq, embedded_nsqd: AnyNsqd, tmp_path: Path, command: str
 ) -> None:
-    """One message in flight goes around among the connections."""
+    """A single message in flight rotates among the connections."""
     nsqds = [embedded_nsqd() for _ in range(3)]
     for nsqd in nsqds:
         nsqd.create_channel(TOPIC, CHANNEL)

@@ -1,4 +1,4 @@
-"""``nsq to-file``: what it writes, when and where, and that it has none of nsq_to_file's faults."""
+"""``nsq to-file``: its files, its errors, and that it has none of nsq_to_file's faults."""
 
 import errno
 import fcntl
@@ -44,7 +44,7 @@ from nsqtools.files import durable
 DEADLINE_S = patience_s(30.0)
 RAW = ("--format", "raw")
 SOON = ("--consumer-opt", "max_backoff_duration=1s")
-ONE_NAME = ("--datetime-format", "now")  # or a file is finished when an hour is over
+ONE_NAME = ("--datetime-format", "now")  # by default, a file is finished every hour
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ToFile:
         return self.run_nsq(self.args(*flags))
 
     def start(self, *flags: str) -> NsqProcess:
-        """Start it, and wait until the channel is empty."""
+        """Start the command, and wait until the channel is empty."""
         process = self.spawn_nsq(self.args(*flags))
         wait_until_archived(self.nsqd)
         return process
@@ -87,11 +87,11 @@ def to_file(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) 
 
 
 def wait_for_stderr(process: NsqProcess, text: str) -> str:
-    """Read stderr up to the line with ``text``, and return that."""
+    """Read stderr up to the line with ``text``, and return that line."""
     return next(line for line in map(bytes.decode, process.stderr) if text in line)
 
 
-def test_a_folder_that_cannot_be_used_is_all_that_is_reported(to_file: ToFile) -> None:
+def test_an_unusable_folder_is_the_only_error(to_file: ToFile) -> None:
     to_file.nsqd.create_channel(TOPIC, "other")
     to_file.out.write_text("a file")
     result = to_file.run("--until-empty")
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_used_is_all_that_is_reported(to_file: ToFile) -
     assert (result.status, result.err) == (1, error)
 
 
-def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_process(
+def test_a_file_in_progress_is_hidden_readable_and_locked(
     to_file: ToFile,
 ) -> None:
     to_file.publish(b"one")
@@ -116,18 +116,18 @@ def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_p
 
 
 @pytest.mark.parametrize("name", ["archive", "upload"])
-def test_it_ends_where_no_thread_can_be_started(
+def test_to_file_ends_where_no_thread_can_be_started(
     to_file: ToFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     start, no = threading.Thread.start, Mock(side_effect=RuntimeError("can't start new thread"))
     to_file.publish(b"one", b"two")
-    assert to_file.run("-n", "1").status == 0  # it is to be uploaded
+    assert to_file.run("-n", "1").status == 0  # a finished file to upload
     monkeypatch.setattr("threading.Thread.start", lambda t: (no if name in t.name else start)(t))
     result = to_file.run("--upload", str(tmp_path / "kept"))
     assert (result.status, "nsq: error: can't start new thread" in result.err) == (1, True)
 
 
-def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file: ToFile) -> None:
+def test_a_raw_file_is_rotated_by_size_and_delimiters_are_reported(to_file: ToFile) -> None:
     to_file.publish(b"one\ntwo", *[b"%05d" % number for number in range(3000)])
 
     result = to_file.run(*RAW, "--rotate-size", "6000", "--rotate-interval", "0s", "-n", "3001")
@@ -140,7 +140,7 @@ def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file:
     assert f"3001 messages, 18008 bytes, {len(full) + 1} files finished" in result.err
 
 
-def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
+def test_supervisors_see_readiness_health_metrics_and_stopping(
     to_file: ToFile, tmp_path: Path
 ) -> None:
     to_file.publish(b"one", b"two")
@@ -165,16 +165,16 @@ def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
         assert systemd.recv(100) == b"STOPPING=1"
 
 
-def test_a_message_has_come_before_it_is_flushed(
+def test_a_message_counts_as_received_before_it_is_flushed(
     to_file: ToFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not said that none did."""
+    """The idle report must not claim that no message was received."""
 
     @contextmanager
-    def watching(*given: Any, **_: Any) -> Iterator[None]:
+    def watching(*args: Any, **_: Any) -> Iterator[None]:
         def watch() -> None:
             with suppress(AssertionError):
-                wait_until(given[1], what="a message that came")
+                wait_until(args[1], what="a message that came")
                 os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=watch).start()
@@ -186,7 +186,7 @@ def test_a_message_has_come_before_it_is_flushed(
     assert (result.status, to_file.left()) == (143, 0)
 
 
-def test_messages_are_never_discarded_after_some_attempts(to_file: ToFile) -> None:
+def test_messages_are_never_discarded_for_their_attempts(to_file: ToFile) -> None:
     to_file.publish(b"one")
     options = ClientOptions(max_attempts=0, max_in_flight=1)
     address = [to_file.nsqd.tcp_address]
@@ -201,7 +201,7 @@ def test_messages_are_never_discarded_after_some_attempts(to_file: ToFile) -> No
     assert message["attempts"] > 6
 
 
-def test_hup_with_a_work_directory_finishes_the_file_and_never_ends_it(
+def test_hup_finishes_the_file_in_a_work_directory_and_never_ends_nsq(
     to_file: ToFile, tmp_path: Path
 ) -> None:
     to_file.publish(b"before")
@@ -214,16 +214,14 @@ def test_hup_with_a_work_directory_finishes_the_file_and_never_ends_it(
     to_file.publish(b"after")
     channel = to_file.nsqd.channel_stats
     wait_until(lambda: not channel(TOPIC, CHANNEL)["client_count"], what="the end", timeout_s=60)
-    process.send_signal(signal.SIGHUP)  # while the command for a file goes on
+    process.send_signal(signal.SIGHUP)  # while the --on-file command is running
     (tmp_path / "go").touch()
 
     assert process.wait(DEADLINE_S) == 0
     assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
 
 
-def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
-    to_file: ToFile, small_disk: Path
-) -> None:
+def test_a_full_disk_joins_no_lines(to_file: ToFile, small_disk: Path) -> None:
     to_file.out = small_disk
     bodies = [b"%04d " % number + b"x" * 63 for number in range(2000)]
     to_file.publish(*bodies)
@@ -237,10 +235,10 @@ def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
     assert sorted(lines_of(small_disk)) == bodies
 
 
-def test_a_file_that_cannot_be_published_now_is_published_later(
+def test_a_file_is_published_when_the_disk_is_writable_again(
     to_file: ToFile, small_disk: Path, tmp_path: Path
 ) -> None:
-    """From a work directory on another file system."""
+    """The work directory is on another file system."""
     to_file.out = small_disk
     to_file.publish(b"one")
     process = to_file.start(*RAW, "--work-dir", str(tmp_path / "work"))
@@ -256,7 +254,7 @@ def test_a_file_that_cannot_be_published_now_is_published_later(
     assert parts(tmp_path / "work") == []
 
 
-def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(to_file: ToFile) -> None:
+def test_messages_are_not_finished_while_the_directory_is_missing(to_file: ToFile) -> None:
     to_file.publish(b"one")
     process = to_file.start(*SOON)
     shutil.rmtree(to_file.out)
@@ -271,13 +269,13 @@ def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(to_file: ToF
     assert [message["body"] for message in messages_of(to_file.out)] == [b"two"]
 
 
-def test_messages_held_for_longer_than_their_timeout_are_touched(
+def test_messages_held_longer_than_their_timeout_are_touched(
     to_file: ToFile, embedded_nsqd: AnyNsqd
 ) -> None:
-    """By an nsqd that sees at once when it is over: Go's looks at a new channel after 5 s."""
+    """The embedded nsqd times messages out immediately; Go's checks a new channel after 5 s."""
     to_file.nsqd = embedded_nsqd()
     to_file.publish(b"one", b"two", b"three")
-    timeout_s = max(2.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
+    timeout_s = max(2.0, patience_s(0.6))  # a busy machine needs that to touch in time
     timeout = ("--consumer-opt", f"msg_timeout={timeout_s:g}s")
     ended(to_file.start("--sync-interval", f"{1.3 * timeout_s + 0.3:g}s", *timeout))
 
@@ -285,7 +283,7 @@ def test_messages_held_for_longer_than_their_timeout_are_touched(
     assert to_file.nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
-def test_the_trouble_of_one_topic_is_not_that_of_another(to_file: ToFile) -> None:
+def test_an_unwritable_topic_does_not_stop_the_others(to_file: ToFile) -> None:
     nsqd, out = to_file.nsqd, to_file.out
     out.mkdir()
     (out / "broken").write_text("a file where the topic's folder should be")
@@ -313,7 +311,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("operation", REFUSALS)
-def test_what_a_file_system_refuses_for_good_is_named_at_the_start(
+def test_an_operation_the_file_system_lacks_is_named_at_the_start(
     to_file: ToFile, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, name, number = REFUSALS[operation]
@@ -343,27 +341,27 @@ def test_a_directory_that_cannot_be_synced_is_used(
     assert len(messages_of(to_file.out)) == 1
 
 
-def test_an_error_that_cannot_pass_ends_a_job_and_a_name_is_tried_before(to_file: ToFile) -> None:
+def test_a_permanent_error_ends_the_job_and_finishes_no_message(to_file: ToFile) -> None:
     to_file.publish(b"one")
     result = to_file.run("--filename-format", "x" * 240 + "<TOPIC>.log", *SOON)
     assert "(File name too long)\nhint: Give a shorter --filename-format." in result.err
     assert (result.status, to_file.left()) == (1, 1)
-    (to_file.out / "clicks").symlink_to("clicks")  # it leads to itself
+    (to_file.out / "clicks").symlink_to("clicks")  # a loop
     result = to_file.run("--filename-format", "<TOPIC>/x.log", *SOON)
     assert "cannot write" in result.err
     assert (result.status, to_file.left()) == (1, 1)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_modes_in_words_are_exact_whatever_the_umask(to_file: ToFile, mask: int) -> None:
+def test_file_and_directory_modes_ignore_the_umask(to_file: ToFile, mask: int) -> None:
     to_file.publish(b"one")
     to_file.out /= "nested"
-    before = os.umask(mask)
+    previous_mask = os.umask(mask)
     try:
         args = ("--filename-format", "sub/<TOPIC>.log", "--file-mode", "664", "--dir-mode", "2775")
         assert to_file.run(*args, "-n", "1").status == 0
     finally:
-        os.umask(before)
+        os.umask(previous_mask)
     sub = to_file.out / "sub"
     folders, files = [to_file.out.parent, to_file.out, sub], [*sub.glob("*.log")]
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (*folders, *files)]
@@ -380,11 +378,11 @@ def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(to_file: ToFile
     process.returncode = os.waitstatus_to_exitcode(status)
 
     assert process.returncode == 143
-    assert usage.ru_utime + usage.ru_stime < 3  # the whole run, start included
+    assert usage.ru_utime + usage.ru_stime < 3  # including the start
     assert len(messages_of(to_file.out)) == 1
 
 
-def test_names_that_are_taken_cost_no_descriptors_and_end_nowhere(to_file: ToFile) -> None:
+def test_many_taken_names_leak_no_descriptors(to_file: ToFile) -> None:
     for rev in range(50):
         folder = to_file.out / f"d-{rev:06d}"
         folder.mkdir(parents=True)

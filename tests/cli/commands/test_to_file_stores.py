@@ -1,4 +1,4 @@
-"""``nsq to-file --upload`` and ``--store``: what is stored, what lands in a table, what fails."""
+"""``nsq to-file --upload`` and ``--store``: uploads, landing in tables, and failures."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from nsqtools.records.envelope import BodyKind
 
 DEADLINE_S = patience_s(60.0)
 BLOCKED = ["--filename-format", "blocked/<TOPIC>.<HOST><REV>.<DATETIME>.log"]
-"""Files go to a folder of that name in the store."""
+"""Put files into the folder ``blocked`` of the store."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def messages_at(url: str) -> int:
     return sum(archive.messages or 0 for archive in find_archives([url]))
 
 
-def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
+def test_a_failed_upload_is_status_6_and_the_next_run_uploads_it(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsqtools.archive.upload.CLOSE_FAILURE_S", 0.5)
@@ -77,7 +77,7 @@ def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
     assert messages_at(str(blocked.parent)) == 1
 
 
-def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
+def test_consumption_pauses_at_the_limit_until_the_store_is_back(
     nsqd: GoNsqd, tmp_path: Path, spawn_nsq: SpawnNsq
 ) -> None:
     out, blocked = tmp_path / "out", tmp_path / "lake" / "blocked"
@@ -86,10 +86,10 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     sent = 60
     limits = ["--rotate-text-size", "10KB", "--max-in-flight", "10", "--max-local-bytes", "100KB"]
     nsqd.publish(TOPIC, *[b"x" * 1000] * sent)
-    more = ["--upload", str(blocked.parent), *BLOCKED, *limits, "--listen-http", "0", "-v"]
-    process = spawn_nsq(to_file(nsqd.tcp_address, out, *more))
-    said = next(line for line in iter(process.stderr.readline, b"") if b"/health" in line)
-    (url,) = re.findall(r"http://\S+/metrics", said.decode())
+    options = ["--upload", str(blocked.parent), *BLOCKED, *limits, "--listen-http", "0", "-v"]
+    process = spawn_nsq(to_file(nsqd.tcp_address, out, *options))
+    health_line = next(line for line in iter(process.stderr.readline, b"") if b"/health" in line)
+    (url,) = re.findall(r"http://\S+/metrics", health_line.decode())
     wait_until_archived(nsqd)
 
     def is_paused() -> bool:
@@ -111,13 +111,13 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
 
     assert "consumption pauses" in stderr
     assert "consumption resumes" in stderr
-    reasons = re.findall("cannot upload .*", stderr)  # another one where it is mended meanwhile
+    reasons = re.findall("cannot upload .*", stderr)  # a repair meanwhile may add another
     assert 0 < len(reasons) == len(set(reasons))
     assert messages_at(str(blocked.parent)) == sent
 
 
 @pytest.mark.parametrize("small_disk", ["400k"], indirect=True)
-def test_a_disk_that_is_full_of_what_waits_for_its_upload_has_room_after_it(
+def test_uploads_free_a_disk_that_is_full_of_waiting_files(
     nsqd: GoNsqd, tmp_path: Path, small_disk: Path, spawn_nsq: SpawnNsq
 ) -> None:
     blocked = tmp_path / "lake" / "blocked"
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_of_what_waits_for_its_upload_has_room_after_it(
     assert messages_at(str(blocked.parent)) == 60
 
 
-def test_a_place_that_cannot_be_is_named_before_a_message_is_taken(
+def test_a_missing_bucket_is_reported_before_any_message_is_consumed(
     run_nsq: RunNsq, nsqd: GoNsqd, bucket: Bucket, tmp_path: Path
 ) -> None:
     nsqd.publish(TOPIC, b"one")
@@ -163,25 +163,25 @@ def clicks(*bodies: bytes) -> list[WireMessage]:
 
 
 def log_of(path: Path, number: int, *bodies: bytes) -> Path:
-    """A finished log, that number of its writer's."""
+    """Write a finished log with the number in its writer's sequence."""
     return write_archive(path, clicks(*bodies), head=Head("a" * 32, number))
 
 
 @pytest.mark.parametrize("store", ["parquet", "delta"])
-def test_what_was_archived_is_in_the_table_before_the_command_ends(
+def test_archived_messages_are_in_the_table_before_the_command_ends(
     nsqd: GoNsqd, tmp_path: Path, bucket: Bucket, run_nsq: RunNsq, store: str
 ) -> None:
-    """The one in a directory, the other in a bucket."""
+    """Parquet goes to a directory, Delta to a bucket."""
     nsqd.publish(TOPIC, *BODIES)
     place = str(tmp_path / "out") if store == "parquet" else f"{bucket.url}/lake"
     upload = [] if store == "parquet" else ["--upload", place]
     (tmp_path / "note").write_text(f'echo "$1" >> {tmp_path / "paths"}')
-    more = ["-n", "5", "--store", store, *upload, "--body", "json", "--json", "--fail-on-misfit"]
-    more += ["--on-file", f"sh {tmp_path / 'note'} {{path}}"]
+    options = ["-n", "5", "--store", store, *upload, "--body", "json", "--json", "--fail-on-misfit"]
+    options += ["--on-file", f"sh {tmp_path / 'note'} {{path}}"]
     letters = tmp_path / "dead.jsonl"
-    more += ["--dead-letter-file", str(letters)]
+    options += ["--dead-letter-file", str(letters)]
 
-    result = run_nsq(to_file(nsqd.tcp_address, tmp_path / "out", *more))
+    result = run_nsq(to_file(nsqd.tcp_address, tmp_path / "out", *options))
 
     assert result.status == 6, result.err  # as some bodies did not fit
     assert "3 bodies did not fit the columns" in result.err
@@ -205,10 +205,10 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".arrow"])
-def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path, suffix: str) -> None:
+def test_a_damaged_log_does_not_land_and_is_kept(tmp_path: Path, suffix: str) -> None:
     damaged = log_of(tmp_path / f"a.log{suffix}", 1, b"1")
     good = log_of(tmp_path / f"b.log{suffix}", 2, b"3")
-    bare = log_of(tmp_path / "c.log.gz", 3, b"5")  # of --format raw, or its first bytes changed
+    bare = log_of(tmp_path / "c.log.gz", 3, b"5")  # as of --format raw, or damaged at its beginning
     bare.write_bytes(b"x" + bare.read_bytes().replace(b"\n", b"x")[1:])
     damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
 
@@ -235,7 +235,7 @@ def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> N
 
 
 @pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])
-def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_landed(
+def test_a_log_number_used_again_after_restoring_a_snapshot_lands(
     tmp_path: Path, is_delta: bool
 ) -> None:
     plan = TablePlan(str(tmp_path / "table"), is_delta, "web1")
@@ -260,28 +260,28 @@ def test_what_lands_after_a_return_to_a_snapshot_is_not_taken_for_what_had_lande
 def test_a_column_that_another_writer_made_keeps_its_type(tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     plan, misfits = TablePlan(table, True, "web1", BodyKind.json), []
-    odd = b'{"n": 2, "m": true, "\\u0000": 1}'  # a name that Delta cuts off
+    odd = b'{"n": 2, "m": true, "\\u0000": 1}'  # Delta truncates such a name
     for number, body in enumerate((b'{"n": 1}', b'{"n": "one"}', odd)):
         log = log_of(tmp_path / f"{number}.log", number, body)
         misfits.append(Lander(plan, tmp_path).land([log]).unfit.bodies)
 
     assert misfits == [0, 1, 0]
-    fields = [each for each in DeltaCatalog(table).schema() if each.name in ("n", "m")]
+    fields = [field for field in DeltaCatalog(table).schema() if field.name in ("n", "m")]
     assert json_schema(fields)["properties"] == {"n": {"type": "integer"}, "m": {"type": "boolean"}}
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_the_process_that_lands_ends_cleanly_each_time(
+def test_the_landing_process_ends_cleanly(
     tmp_path: Path, nsq_env: dict[str, str], count: int
 ) -> None:
     plan = TablePlan(str(tmp_path / "table"), True, "web1")
     code = "from nsqtools.archive.landing import main; main()"
     for number in range(count):
         log = log_of(tmp_path / f"{number}.log", number, b"%d" % number)
-        given = pickle.dumps((plan, tmp_path)) + pickle.dumps([log])
+        job = pickle.dumps((plan, tmp_path)) + pickle.dumps([log])
         done = subprocess.run(
             [sys.executable, "-P", "-c", code],
-            input=given,
+            input=job,
             env=os.environ | nsq_env,
             capture_output=True,
             timeout=patience_s(30),
@@ -290,7 +290,7 @@ def test_the_process_that_lands_ends_cleanly_each_time(
         assert pickle.loads(done.stdout).refused == {}
 
 
-def test_topics_with_columns_get_tables_of_their_own(
+def test_topics_with_columns_get_their_own_tables(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
     lake = tmp_path / "lake"

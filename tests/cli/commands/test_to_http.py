@@ -1,4 +1,4 @@
-"""``nsq to-http`` to real HTTP servers: what arrives, and what follows from each answer."""
+"""``nsq to-http`` to real HTTP servers: the requests, and the outcome of each response."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ from plugins.waiting import patience_s, wait_until
 TOPIC, CHANNEL = "clicks", "hook"
 BODIES = [b"one", b'{"user": "a/b"}', b"\xff\x00"]
 ALL = ("-n", "3")
-A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # for one attempt at least
+A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # time for at least one attempt
 LETTERS = ("--dead-letter-topic", "dead")
 
 Forward = Callable[..., Result]
@@ -51,7 +51,7 @@ def engine(
     tmp_path_factory: pytest.TempPathFactory,
     nsq_env: dict[str, str],
 ) -> str:
-    """Hide pycurl from the second one, also in processes."""
+    """Hide pycurl for httpcore, also from child processes."""
     engine: str = request.param
     if engine == "httpcore":
         hidden = tmp_path_factory.mktemp("without")
@@ -70,7 +70,7 @@ def forward(run_nsq: RunNsq, source: Nsqd) -> Forward:
     return lambda *more, **options: run_nsq(args(source, *more), **options)
 
 
-def test_each_message_is_posted_over_a_few_connections_and_no_proxy_and_finished(
+def test_messages_are_posted_over_few_connections_and_no_proxy(
     forward: Forward, source: Nsqd, http_server: MakeServer, engine: str
 ) -> None:
     server, proxy = http_server(), http_server()
@@ -114,10 +114,10 @@ def test_get_puts_the_body_in_the_url(forward: Forward, http_server: MakeServer)
 
 
 @pytest.mark.parametrize("how", [["--post"], ["--get"], ["--batch", "5", "--post"]])
-def test_whoever_publishes_chooses_neither_path_nor_parameters(
+def test_a_body_changes_neither_the_path_nor_the_parameters(
     forward: Forward, source: Nsqd, http_server: MakeServer, how: list[str]
 ) -> None:
-    """Dots alone are no path of a template, however they are written."""
+    """A field of only dots is refused as a path segment."""
     server = http_server()
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
     values = ["../../etc", "a b?x=1#f&y=%2e", "..", "."]
@@ -140,7 +140,7 @@ VERBS = ["?q=%s", "/%d/{topic}", "?a=%20&q=%-10v", "?q={body:url}&r=%x"]
 
 
 @pytest.mark.parametrize("path", ["", "?q=1", "/{{body}}", "?q=%20", "#{body}", *VERBS])
-def test_a_get_without_a_field_of_the_message_is_refused_with_one_that_has_it(
+def test_a_get_without_a_message_field_is_refused_with_an_example(
     forward: Forward, source: Nsqd, http_server: MakeServer, path: str
 ) -> None:
     server = http_server()
@@ -153,7 +153,7 @@ def test_a_get_without_a_field_of_the_message_is_refused_with_one_that_has_it(
     assert (server.requests, unfinished(source, TOPIC, CHANNEL)) == ([], 3)
 
 
-def test_a_get_whose_fields_cannot_be_read_finishes_nothing(
+def test_a_get_whose_fields_cannot_be_read_is_not_sent(
     forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server = http_server()
@@ -161,7 +161,7 @@ def test_a_get_whose_fields_cannot_be_read_finishes_nothing(
 
     assert "1 delivered, 2 dead letters" in result.err
     assert [request.target for request in server.requests] == ["/?user=a%2Fb"]
-    header = ("--header", "X-Body: {body:base64}")  # where the body goes all the same
+    header = ("--header", "X-Body: {body:base64}")  # a header may carry the body instead
     source.publish(TOPIC, b"one")
     assert forward("-n", "1", *header, "--get", server.url).status == 0
 
@@ -176,8 +176,8 @@ def test_headers_secrets_and_signature(
     source.publish(TOPIC, b'{"user": "x\\r\\nEvil: 1"}')
     secrets = [f"--sign-key-file={tmp_path / 'key'}", f"--basic-auth-file={tmp_path / 'auth'}"]
     headers = ["--header", "X-User: {.user}", "--header", "x-all:{topic} {attempts}"]
-    more = [*secrets, *headers, "--content-type", "text/plain"]
-    result = forward("-n", "4", "--post", server.url, *more)
+    options = [*secrets, *headers, "--content-type", "text/plain"]
+    result = forward("-n", "4", "--post", server.url, *options)
 
     assert result.status == 0, result.err
     for request in server.requests:
@@ -204,7 +204,7 @@ def test_another_endpoint_is_tried_before_a_requeue(
     answers = {"broken": lambda _: 0, "slow": lambda _: 200 + release.wait(patience_s(20))}
     bad.answer = answers.get(trouble, lambda _: 500)
     first = "http://127.0.0.1:1/" if trouble == "refused" else bad.url
-    within = f"{patience_s(0.5):g}s"  # in which the other one answers on a busy machine
+    within = f"{patience_s(0.5):g}s"  # enough for the other endpoint on a busy machine
     urls = ["--mode", mode, "--post", first, "--post", good.url]
     result = forward(*ALL, *urls, "--http-client-request-timeout", within)
     release.set()
@@ -233,7 +233,7 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> Non
 
 
 @with_both_engines
-def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Nsqd) -> None:
+def test_an_outage_requeues_no_message(spawn_nsq: SpawnNsq, source: Nsqd) -> None:
     def be_there_once() -> None:
         with listener:
             listener.accept()[0].close()
@@ -253,14 +253,14 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Nsqd) 
 
 
 @with_both_engines
-def test_a_stop_gives_back_what_no_endpoint_has_answered(
+def test_a_stop_requeues_unanswered_messages(
     spawn_nsq: SpawnNsq, source: Nsqd, http_server: MakeServer
 ) -> None:
-    """It is no failure of the messages."""
+    """A stop is not a failed attempt: there are no dead letters."""
     server, over = http_server(), threading.Event()
     server.answer = lambda _: 200 + over.wait(patience_s(20))
-    more = ["-X", "drain_timeout=200ms", "--max-in-flight", "1", "--max-attempts", "1", *LETTERS]
-    process = spawn_nsq(args(source, "--post", server.url, *more))
+    options = ["-X", "drain_timeout=200ms", "--max-in-flight", "1", "--max-attempts", "1", *LETTERS]
+    process = spawn_nsq(args(source, "--post", server.url, *options))
     wait_until(lambda: server.requests, what="a request", timeout_s=15)
     _, stderr = process.end(signal.SIGTERM, 20)
     over.set()
@@ -270,20 +270,20 @@ def test_a_stop_gives_back_what_no_endpoint_has_answered(
     wait_until(lambda: source.depth(TOPIC, CHANNEL) == 3, what="all are given back")
 
 
-def test_all_means_that_one_endpoint_decides_for_no_other(
+def test_mode_all_delivers_to_each_endpoint_independently(
     forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
-    """In a batch, with one that wants no message named one and one that is late for a moment."""
+    """One endpoint rejects the message "one" of a batch, and one is late for a moment."""
     picky, good = http_server(), http_server()
     late = http_server((503, {"Retry-After": "0"}))
     picky.answer = lambda request: 400 if b"one" in request.body else 200
     urls = [word for server in (late, picky, good) for word in ("--post", server.url)]
     batch = ["--mode", "all", "--batch", "3", "--linger", "100ms", "--on-status"]
-    quickly = ["--exit-idle", f"{patience_s(0.3):g}s"]  # of nsqd too, on a busy machine
+    quickly = ["--exit-idle", f"{patience_s(0.3):g}s"]  # nsqd needs that on a busy machine
     result = forward(*quickly, *batch, "4xx=drop", *urls)
 
     assert "nsq: 2 delivered, 1 dropped" in result.err
-    del late.requests[0]  # which it refused
+    del late.requests[0]  # the request that it refused
     for server in (late, good):
         assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
         server.requests.clear()
@@ -308,13 +308,13 @@ def test_a_key_always_goes_to_the_same_endpoint(
 
     assert result.status == 0, result.err
     lines = [b"\n".join(server.bodies).split(b"\n") for server in servers]
-    users = [{json.loads(line)["user"] for line in each if line} for each in lines]
+    users = [{json.loads(line)["user"] for line in records if line} for records in lines]
     assert all(users)
     assert users[0].isdisjoint(users[1])
     assert users[0] | users[1] == set(range(7))
 
 
-def test_batches_as_lines_and_as_an_array(
+def test_batches_are_sent_as_lines_or_as_an_array(
     forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server = http_server()
@@ -330,14 +330,14 @@ def test_batches_as_lines_and_as_an_array(
     assert len(lines) < 20
     assert max(request.body.count(b"\n") for request in lines) <= 8
     assert {request.headers["Content-Type"] for request in lines} == {"application/x-ndjson"}
-    for found in (
+    for received in (
         [json.loads(line) for request in lines for line in request.body.splitlines()],
-        [each for request in arrays for each in json.loads(request.body)],
+        [record for request in arrays for record in json.loads(request.body)],
     ):
-        assert sorted(each["n"] for each in found) == list(range(20))
+        assert sorted(record["n"] for record in received) == list(range(20))
 
 
-def test_a_batch_has_messages_with_the_same_url_and_headers(
+def test_messages_of_a_batch_have_the_same_url_and_headers(
     forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server = http_server()
@@ -363,7 +363,7 @@ def test_a_batch_has_messages_with_the_same_url_and_headers(
 
 
 @with_both_engines
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+def test_an_unresponsive_address_leaves_time_for_the_next(
     forward: Forward, http_server: MakeServer
 ) -> None:
     server = http_server()
@@ -375,7 +375,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
         except OSError:
             pytest.skip("no IPv6 here, or somebody has the port")
         hung.listen(0)
-        for _ in range(3):  # its queue is full: who connects waits
+        for _ in range(3):  # fill its queue, so that further connects wait
             client = stack.enter_context(socket.socket(socket.AF_INET6))
             client.setblocking(False)
             client.connect_ex(("::1", port))
@@ -385,10 +385,10 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
 
 
 @with_both_engines
-def test_a_body_without_an_end_does_not_change_what_was_answered(
+def test_a_body_without_an_end_does_not_change_the_outcome(
     forward: Forward, serves: Serves
 ) -> None:
-    """Nor does one that is too long, whether it is announced or in chunks."""
+    """The same holds for a body that is too long, with a Content-Length or chunked."""
     heads = [
         b"Content-Length: 99999999\r\n\r\n",
         b"Transfer-Encoding: chunked\r\n\r\n" + b"80000\r\n" + b"x" * 0x80000 + b"\r\n",
@@ -397,7 +397,7 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
     over = threading.Event()
 
     def answer(client: socket.socket) -> None:
-        if client.recv(1 << 16):  # more than a look whether somebody is there
+        if client.recv(1 << 16):  # a request, not just a probe of the connection
             client.sendall(b"HTTP/1.1 200 OK\r\n" + heads.pop())
             over.wait(patience_s(20))
 
@@ -433,28 +433,28 @@ def test_redirects_are_followed_only_where_that_is_allowed(
         return (307, {"Location": "/there"}) if request.target == "/" else 200
 
     server.answer = lead
-    more = [*ALL, *LETTERS, "--post", server.url]
-    assert "0 delivered, 3 dead letters" in forward(*more).err
+    options = [*ALL, *LETTERS, "--post", server.url]
+    assert "0 delivered, 3 dead letters" in forward(*options).err
     assert {request.target for request in server.requests} == {"/"}
 
     source.publish(TOPIC, *BODIES)
-    assert "3 delivered" in forward(*more, "--redirects", "same-host").err
+    assert "3 delivered" in forward(*options, "--redirects", "same-host").err
     assert "/there" in {request.target for request in server.requests}
 
-    # no host has this name, and no template is taken from an answer
+    # The host cannot exist, and the braces of a Location are not a template.
     server.answer = lambda request: (307, {"Location": "http://a..b/"})
     source.publish(TOPIC, *BODIES)
     begin = time.monotonic()
-    result = forward("--for", "0.5s", *more, "--redirects", "follow")
+    result = forward("--for", "0.5s", *options, "--redirects", "follow")
     assert "cannot connect to a..b:80 (" in result.err
-    assert result.status == 7  # --for ends it, though -n has taken all
-    assert time.monotonic() - begin < patience_s(10)  # not only when the request's time is over
-    server.answer = lambda request: (302, {"Location": "/{id}"})  # which would change the method
+    assert result.status == 7  # --for ended it, although -n was reached
+    assert time.monotonic() - begin < patience_s(10)  # well before the request times out
+    server.answer = lambda request: (302, {"Location": "/{id}"})  # would change the method
     moved = ("--redirects", "same-host", "--on-status", "302=drop")
-    assert "3 dropped" in forward(*more, *moved).err
+    assert "3 dropped" in forward(*options, *moved).err
     source.publish(TOPIC, *BODIES)
     server.answer = lambda request: (307, {"Location": "/{id}"}) if request.target == "/" else 200
-    forward(*more, "--redirects", "same-host")
+    forward(*options, "--redirects", "same-host")
     assert "/%7Bid%7D" in {request.target for request in server.requests}
 
     source.publish(TOPIC, *BODIES)
@@ -474,10 +474,10 @@ def test_a_redirect_never_leads_into_a_private_network(
     result = forward(*ALL, "--redirects", "follow", "--post", outside.url)
 
     assert "a private address, which is not allowed" in result.err
-    assert "holding messages" not in result.err  # other messages may be led elsewhere
+    assert "holding messages" not in result.err  # redirects of other messages may lead elsewhere
     assert inside.requests == []
 
-    source.publish(TOPIC, b"one")  # the others come again in a second
+    source.publish(TOPIC, b"one")  # the others are redelivered in a second
     process = spawn_nsq(args(source, "--no-private-addresses", "--post", inside.url))
     assert process.stderr is not None
     assert b"a private address, which is not allowed" in process.stderr.readline()

@@ -1,4 +1,4 @@
-"""``nsq to-nsq`` between two real nsqd: what arrives, what stays, and what is refused."""
+"""``nsq to-nsq`` between two real nsqd: delivered, requeued and refused messages."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ BODIES = [b"one", b"\xff\x00two\n", b'{"status": 503}', b'{"status": 200, "id": 
 
 
 class Pair(NamedTuple):
-    """Where messages come from, and where they go."""
+    """The source of messages and their destination."""
 
     source: Nsqd
     target: Nsqd
@@ -36,9 +36,9 @@ class Pair(NamedTuple):
         self.source.create_channel(TOPIC, CHANNEL)
         self.source.publish(TOPIC, *bodies)
 
-    def args(self, *more: str) -> list[str]:
+    def args(self, *options: str) -> list[str]:
         to = [option.replace("--", "--destination-") for option in self.target.options]
-        return ["to-nsq", "-t", TOPIC, "-c", CHANNEL, *self.source.options, *to, *more]
+        return ["to-nsq", "-t", TOPIC, "-c", CHANNEL, *self.source.options, *to, *options]
 
     def left(self) -> int:
         return unfinished(self.source, TOPIC, CHANNEL)
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
 
 
 def arrived_in(nsqd: Nsqd) -> int:
-    return sum(each["message_count"] for each in nsqd.stats(TOPIC)["topics"] or ())
+    return sum(topic["message_count"] for topic in nsqd.stats(TOPIC)["topics"] or ())
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def pair(go_nsqd: MakeNsqd) -> Pair:
     return Pair(go_nsqd(), go_nsqd())
 
 
-A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # for one attempt at least
+A_MOMENT = ("--for", f"{patience_s(0.4):g}s")  # time for at least one attempt
 
 
-def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
+def test_a_batch_stored_in_part_is_counted_as_repeated(
     run_nsq: RunNsq, nsqd: GoNsqd, go_nsqd: MakeNsqd, small_disk: Path
 ) -> None:
     pair = Pair(nsqd, go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}"))
@@ -74,7 +74,7 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
         repeated += counts["repeated"]
         if arrived_in(pair.target) > delivered:
             return True
-        # the disk was full between two batches: with a page more, three or four messages fit
+        # The disk was full between two batches. One more page has room for three or four messages.
         grow = ["mount", "-o", f"remount,size={next(sizes)}k", str(small_disk)]
         subprocess.run(grow, check=True)
         return False
@@ -84,7 +84,7 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
     assert arrived_in(pair.target) <= delivered + repeated
 
 
-def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
+def test_without_dead_letters_failed_messages_stay_in_the_queue(
     run_nsq: RunNsq, pair: Pair
 ) -> None:
     pair.publish(*BODIES)
@@ -94,21 +94,21 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
     assert pair.left() == 2
     assert "is requeued: its body cannot be transformed" in result.err
 
-    pair.source.create_channel("dead", "audit")  # which a pattern finds, and does not mean
+    pair.source.create_channel("dead", "audit")  # matches the pattern, but is excluded
     pair.publish(*BODIES)
-    more = ["--pick", ".status", "--topic-pattern", ".", "--dead-letter-topic", "dead"]
-    assert "dead letters" in run_nsq(pair.args(*A_MOMENT, *more)).err
+    options = ["--pick", ".status", "--topic-pattern", ".", "--dead-letter-topic", "dead"]
+    assert "dead letters" in run_nsq(pair.args(*A_MOMENT, *options)).err
     assert pair.source.channels("dead") == ["audit"]
 
 
-def test_messages_are_held_while_the_destination_is_away(
+def test_messages_are_held_while_the_destination_is_down(
     run_nsq: RunNsq, go_nsqd: MakeNsqd, embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source sees at once when a timeout is over: Go's looks at a new channel after 5 s."""
+    """The embedded source times messages out immediately; Go's checks a new channel after 5 s."""
     monkeypatch.setattr(dispatcher, "RETRY_MAX_S", 1.0)
     pair = Pair(embedded_nsqd(), go_nsqd())
     pair.source.create_channel(TOPIC, CHANNEL)
-    timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
+    timeout_s = max(1.0, patience_s(0.6))  # a busy machine needs that to touch in time
 
     def be_away_for_a_while() -> None:
         wait_until(lambda: pair.source_count("client"), what="the destination was tried")
@@ -135,18 +135,18 @@ def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, go_nsqd: MakeNsqd) 
     pair, other = Pair(go_nsqd(), go_nsqd()), go_nsqd()
     bodies = [b'{"user": "u%d", "n": %d}' % (n % 7, n) for n in range(70)]
     pair.publish(*bodies)
-    more = ["--destination-nsqd-tcp-address", other.tcp_address, "--no-loop-guard"]
-    result = run_nsq(pair.args("-n", "70", "--mode", "hash", "--key", "{.user}", *more))
+    options = ["--destination-nsqd-tcp-address", other.tcp_address, "--no-loop-guard"]
+    result = run_nsq(pair.args("-n", "70", "--mode", "hash", "--key", "{.user}", *options))
 
     assert result.status == 0, result.err
     first, second = (bodies_in(nsqd, TOPIC, arrived_in(nsqd)) for nsqd in (pair.target, other))
-    users = [{json.loads(body)["user"] for body in each} for each in (first, second)]
+    users = [{json.loads(body)["user"] for body in part} for part in (first, second)]
     assert sorted(first + second) == sorted(bodies)
     assert users[0].isdisjoint(users[1])
     assert all(users)
 
 
-def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
+def test_rate_limits_forwarding(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES * 2)
     began = time.monotonic()
     result = run_nsq(pair.args("--rate", "10", "-n", "6"))
@@ -165,15 +165,15 @@ def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
     source = go_nsqd("-max-msg-size=3000000", f"-auth-http-address={auth_server.address}")
     pair = Pair(source, go_nsqd())
     pair.publish(b"x" * 2_000_000, b"small")
-    more = ("--dead-letter-topic", "dead", "--auth-secret-file", str(secret))
-    result = run_nsq(pair.args(*A_MOMENT, *more))
+    options = ("--dead-letter-topic", "dead", "--auth-secret-file", str(secret))
+    result = run_nsq(pair.args(*A_MOMENT, *options))
 
     assert "1 delivered" in result.err
     assert pair.left() == 1
     assert "E_UNAUTHORIZED" in result.err
 
 
-def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
+def test_a_destination_is_found_again_through_nsqlookupd(
     spawn_nsq: SpawnNsq, go_nsqd: MakeNsqd, lookupd: GoNsqlookupd
 ) -> None:
     source = go_nsqd()
@@ -182,7 +182,7 @@ def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
     pair = Pair(source, targets[0])
     pair.publish(b"before")
     to = ["--destination-lookupd-http-address", lookupd.http_address]
-    args = [each for each in pair.args() if not each.startswith("--destination")]
+    args = [option for option in pair.args() if not option.startswith("--destination")]
     process = spawn_nsq([*args, *to, "--producer-opt", "lookupd_poll_interval=100ms", "-n", "2"])
     wait_until(lambda: arrived_in(targets[0]) == 1, what="the first", timeout_s=20)
 
@@ -201,7 +201,7 @@ def test_tls_of_the_destination_is_its_own(
 ) -> None:
     pair = Pair(go_nsqd(), go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true"))
     pair.publish(*BODIES)
-    dead = ["--dead-letter-topic", "dead"]  # not for what is nobody's fault but ours
+    dead = ["--dead-letter-topic", "dead"]  # not for a mistake in our options
     plain = run_nsq(pair.args(*A_MOMENT, "--no-loop-guard", *dead))
     assert pair.left() == 4
     assert "dead letter" not in plain.err
@@ -212,7 +212,7 @@ def test_tls_of_the_destination_is_its_own(
     assert (result.status, pair.left()) == (0, 0), result.err
 
 
-def test_counts_are_served_and_written(spawn_nsq: SpawnNsq, pair: Pair, tmp_path: Path) -> None:
+def test_metrics_are_served_and_written(spawn_nsq: SpawnNsq, pair: Pair, tmp_path: Path) -> None:
     pair.publish(*BODIES)
     reserved = ReservedPort()
     port = reserved.number

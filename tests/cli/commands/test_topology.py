@@ -30,14 +30,14 @@ paused = true
 
 
 def channels_of(nsqd: Nsqd) -> dict[str, dict[str, bool]]:
-    """By topic its channels, and whether each is paused."""
+    """Return the channels of each topic, and whether they are paused."""
     return {
         topic["topic_name"]: {c["channel_name"]: c["paused"] for c in topic["channels"] or ()}
         for topic in nsqd.stats()["topics"] or ()
     }
 
 
-def test_only_what_nobody_uses_is_pruned_and_after_a_question(
+def test_only_unused_topics_and_channels_are_pruned_after_confirmation(
     run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "topology.toml"
@@ -65,12 +65,12 @@ def test_only_what_nobody_uses_is_pruned_and_after_a_question(
         pruned = run_nsq([*command, "--yes"])
 
     assert pruned.status == 0, pruned.err
-    for found in map(channels_of, cluster.nsqds):
-        assert found.keys() == {"clicks", "read"}
-        assert found["clicks"].keys() - {"live#ephemeral"} == {"archive", "used"}
+    for channels in map(channels_of, cluster.nsqds):
+        assert channels.keys() == {"clicks", "read"}
+        assert channels["clicks"].keys() - {"live#ephemeral"} == {"archive", "used"}
 
 
-def test_an_nsqd_that_joins_later_gets_everything(
+def test_watch_applies_the_topology_to_an_nsqd_that_joins_later(
     run_nsq: RunNsq,
     lookupd: GoNsqlookupd,
     go_nsqd: MakeNsqd,
@@ -80,13 +80,13 @@ def test_an_nsqd_that_joins_later_gets_everything(
     monkeypatch.setattr(topology, "WATCH_S", 0.2)
     file = tmp_path / "topology.toml"
     file.write_text(FILE)
-    wanted = {"archive": False, "billing": True}
+    channels = {"archive": False, "billing": True}
 
     def join_and_terminate() -> None:
         try:
             wait_until(lambda: "clicks" in lookupd.json("/topics")["topics"], what="the topics")
             joined = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-            wait_until(lambda: channels_of(joined).get("clicks") == wanted, what="its channels")
+            wait_until(lambda: channels_of(joined).get("clicks") == channels, what="its channels")
             has_joined.set()
         finally:
             if not ended.is_set():
@@ -103,10 +103,10 @@ def test_an_nsqd_that_joins_later_gets_everything(
     assert (result.status, has_joined.is_set()) == (143, True), result.err
 
 
-def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
+def test_a_silent_nsqd_is_drained_until_it_is_empty(
     run_nsq: RunNsq, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy one says nothing for a while, too."""
+    """A busy nsqd may send nothing for a while as well."""
     silences = iter([True])
     next_batch = Consumer.next_batch
 
@@ -116,7 +116,7 @@ def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
     monkeypatch.setattr(Consumer, "next_batch", silent_first)
     source, target = cluster.nsqds
     source.create_channel("clicks", "archive")
-    source.publish("clicks", b"one", b"two")  # the first is in flight alone
+    source.publish("clicks", b"one", b"two")  # one at a time is in flight
 
     result = run_nsq(["drain", source.http_address, "--to", target.http_address, "--yes"])
 
@@ -124,7 +124,7 @@ def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
     assert "2 messages moved, 0 left" in result.err
 
 
-def test_the_question_of_prune_is_left_with_an_interrupt(
+def test_an_interrupt_at_the_confirmation_of_prune_deletes_nothing(
     nsq_on_a_terminal: TerminalNsq, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     cluster.nsqds[0].create_topic("forgotten")

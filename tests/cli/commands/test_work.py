@@ -1,4 +1,4 @@
-"""``nsq work`` as a process: signals, reloads, and a container with nothing but Python in it."""
+"""``nsq work`` as a process: signals, reloads, and a container with only Python in it."""
 
 import os
 import re
@@ -69,7 +69,7 @@ def read_log_until(process: NsqProcess, text: str) -> str:
     raise AssertionError(f"the log ended without {text!r}")
 
 
-def test_a_service_prints_at_once_answers_probes_and_ends_by_term(
+def test_a_service_flushes_output_answers_probes_and_ends_on_term(
     start: Start, source: Nsqd
 ) -> None:
     process = start("shop:bill", "--listen-http", "0", "--log-format", "json", "-v")
@@ -89,14 +89,14 @@ def test_a_service_prints_at_once_answers_probes_and_ends_by_term(
     assert unfinished(source, "orders", "billing") == 0
 
 
-def test_the_second_term_ends_a_service_whose_handler_hangs_and_requeues_the_message(
+def test_a_second_term_ends_a_hanging_handler_and_requeues_its_message(
     start: Start, source: Nsqd
 ) -> None:
     process = start("shop:hang")
     source.publish("orders", b"one")
     assert read_line(process) == "hanging"
     process.send_signal(signal.SIGTERM)
-    read_log_until(process, "stopping waits")  # logged after the time within which two are one
+    read_log_until(process, "stopping waits")  # logged after the debounce time
     _, err = process.end(signal.SIGTERM)
     assert process.returncode == 143
     assert b"Traceback" not in err
@@ -104,7 +104,7 @@ def test_the_second_term_ends_a_service_whose_handler_hangs_and_requeues_the_mes
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (1, 0, 1)
 
 
-def test_hangup_takes_new_code_and_keeps_the_old_where_the_new_is_broken(
+def test_hup_reloads_code_and_keeps_the_old_if_the_new_is_broken(
     start: Start, source: Nsqd, tmp_path: Path
 ) -> None:
     process = start("shop:bill")
@@ -123,9 +123,9 @@ def test_hangup_takes_new_code_and_keeps_the_old_where_the_new_is_broken(
     assert b"Traceback" not in err
 
 
-def test_dev_takes_new_code_when_a_file_changes(start: Start, source: Nsqd, tmp_path: Path) -> None:
+def test_dev_reloads_code_when_a_file_changes(start: Start, source: Nsqd, tmp_path: Path) -> None:
     process = start("shop:bill", "--dev")
-    for rate in ("1", "2", "3"):  # in one second, in which compiled code would look current
+    for rate in ("1", "2", "3"):  # within a second, stale bytecode would look current
         if rate != "1":
             (tmp_path / "new.txt").write_text(f"RATE = {rate}\n")
             (tmp_path / "new.txt").replace(tmp_path / "tax.py")
@@ -134,7 +134,7 @@ def test_dev_takes_new_code_when_a_file_changes(start: Start, source: Nsqd, tmp_
         assert read_line(process) == f"{rate} one"
 
 
-def test_a_module_that_cannot_be_imported_is_shown_with_the_line_of_its_code(
+def test_a_module_that_cannot_be_imported_is_reported_with_its_line(
     run_nsq: RunNsq, source: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,7 +153,7 @@ def test_a_module_that_cannot_be_imported_is_shown_with_the_line_of_its_code(
     )
 
 
-# No HOME, no terminal, a file system that cannot be written, and this is process 1.
+# No HOME, no terminal, a read-only file system, and the service is process 1.
 CONTAINER = 'mount -o remount,ro,bind / && touch "$0" 2>&- && exit 1; exec "$@"'
 
 
@@ -164,7 +164,7 @@ def test_a_service_works_as_the_first_process_of_a_container(
     remount = subprocess.run([*unshare, "mount", "-o", "remount,ro,bind", "/"], capture_output=True)
     if remount.returncode:
         pytest.skip("no namespaces here")
-    del start  # the modules are written
+    del start  # it has written the modules
     source.publish("orders", b"one")
     nsq = ["env", "-i", f"PYTHONPATH={CHECKOUT}", sys.executable, "-m", "nsqtools"]
     command = [*unshare, "sh", "-c", CONTAINER, str(tmp_path / "written"), *nsq]

@@ -1,4 +1,4 @@
-"""``nsq compat``: links, explanations, and what is refused before anything runs."""
+"""``nsq compat``: links, explanations, and refusals before anything runs."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from nsqtools.cli.running.runtime import ReaderGone
 from nsqtools.errors import ConfigurationError, OutputError
 
 
-def test_links_are_made_to_what_can_be_started_and_nothing_else_is_replaced(
+def test_links_point_to_the_program_and_replace_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nsq"
@@ -34,19 +34,19 @@ def test_links_are_made_to_what_can_be_started_and_nothing_else_is_replaced(
         make_links(links)
     assert (links / "nsq_tail").read_text() == "another program"
 
-    monkeypatch.setattr(sys, "argv", ["/lib/nsqtools/__main__.py"])  # of python -m
+    monkeypatch.setattr(sys, "argv", ["/lib/nsqtools/__main__.py"])  # as with python -m
     with pytest.raises(ConfigurationError, match=r"__main__\.py is not the program nsq"):
         make_links(links)
 
 
-def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stdout_raises_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Mock(side_effect=ReaderGone("stdout was closed by its reader"))
     monkeypatch.setattr(compat, "print_stat", gone)
     with pytest.raises(BrokenPipeError):
         go_main("nsq_stat", ["-topic=t", "-channel=c", "-nsqd-http-address=127.0.0.1:1"])
 
 
-def test_what_the_go_program_takes_and_cannot_do_is_refused(
+def test_flag_values_that_only_the_go_programs_accept_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for program, flags, complaint in (

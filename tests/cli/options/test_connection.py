@@ -1,4 +1,4 @@
-"""The connection options: which of several origins holds, and what cannot work."""
+"""The connection options: precedence of their origins, and invalid combinations."""
 
 import json
 from collections.abc import Callable
@@ -53,12 +53,12 @@ def config(tmp_path: Path) -> Path:
 def connect(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given_command: GivenCommand
 ) -> Connect:
-    """Parse a command line of a command that consumes, variables before it; return what the command
-    was given."""
-    got: list[ConnectionSettings] = []
+    """Parse the command line of a consuming command with environment variables, and return the
+    settings that the command gets."""
+    settings: list[ConnectionSettings] = []
 
     def consume(*, connection: ConsumerConnection) -> None:
-        got.append(connection)
+        settings.append(connection)
 
     def run(line: str = "", **environ: str) -> ConnectionSettings:
         given_command(consume)
@@ -66,7 +66,7 @@ def connect(
             monkeypatch.setenv(name, value)
         runtime = replace(Runtime.of_process(), environ={"HOME": str(tmp_path), **environ})
         app.run(["given", *line.split()], runtime)
-        return got.pop()
+        return settings.pop()
 
     return run
 
@@ -88,17 +88,21 @@ WITH_FILE = [
 
 
 @pytest.mark.parametrize("has_file", [False, True])
-def test_addresses_of_the_strongest_origin_hold_and_no_others_whatever_their_kind(
+def test_only_addresses_of_the_strongest_origin_are_used(
     connect: Connect, config: Path, has_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_file:
         config.unlink()
     for line, environ, expected in WITH_FILE if has_file else WITHOUT_FILE:
         with monkeypatch.context():
-            given = connect(line, **environ)
+            parsed = connect(line, **environ)
             for name in environ:
                 monkeypatch.delenv(name)
-        kinds = (given.nsqd_tcp_addresses, given.nsqd_http_addresses, given.lookupd_http_addresses)
+        kinds = (
+            parsed.nsqd_tcp_addresses,
+            parsed.nsqd_http_addresses,
+            parsed.lookupd_http_addresses,
+        )
         assert "|".join(map(" ".join, kinds)) == expected, (line, environ)
 
 
@@ -106,7 +110,7 @@ TLS = {"tls_v1": "true"}
 OPTS = {"max_attempts": "4", "msg_timeout": "5m", "snappy": "true", "lookupd_poll_jitter": "0.5"}
 LAB = {"tls_v1": "true", "max_in_flight": "7", **OPTS}
 OPTIONS: dict[str, dict[str, str]] = {
-    # a flag overrides one option of the profile, and leaves the others
+    # a flag overrides one option of the profile and keeps the others
     "-P lab": LAB,
     "-P lab --no-tls --consumer-opt max-attempts=9 --max-in-flight 3": LAB
     | {"tls_v1": "false", "max_attempts": "9", "max_in_flight": "3"},
@@ -121,7 +125,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "--tls --tls-min-version tls1.3": TLS | {"tls_min_version": "tls1.3"},
     # for https
     "--tls-ca-file ca.pem --lookupd-http-address https://l:4161": {"tls_root_ca_file": "ca.pem"},
-    # the same said twice is no contradiction
+    # the same value twice is no contradiction
     "--max-in-flight 2 --consumer-opt max_in_flight=02": {"max_in_flight": "2"},
     "--no-tls --tls-insecure": {"tls_v1": "false", "tls_insecure_skip_verify": "true"},
 }
@@ -134,26 +138,29 @@ def test_flags_override_the_profile_one_by_one(connect: Connect, line: str) -> N
 
 
 @pytest.mark.usefixtures("config")
-def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_tls(
+def test_cluster_commands_get_client_options_and_viewers_tls(
     given_command: GivenCommand, tmp_path: Path
 ) -> None:
-    got: list[ClusterSettings] = []
+    received: list[ClusterSettings] = []
 
     def look(*, cluster: ClusterConnection) -> None:
-        got.append(cluster)
+        received.append(cluster)
 
     def view(*, cluster: ViewedCluster) -> None:
-        got.append(cluster)
+        received.append(cluster)
 
     runtime = replace(Runtime.of_process(), environ={"HOME": str(tmp_path)})
     for command in (look, view):
         given_command(command)
         app.run(["given", "-P", "lab", "-X", "max_http_body=2048"], runtime)
     opts = {"max_http_body": "2048", **OPTS}
-    assert [each.connection.options for each in got] == [opts, {"tls_v1": "true", **opts}]
+    assert [settings.connection.options for settings in received] == [
+        opts,
+        {"tls_v1": "true", **opts},
+    ]
 
 
-def test_a_user_without_a_home_has_no_file_in_the_current_directory(
+def test_without_a_home_no_file_of_the_current_directory_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HOME")
@@ -162,7 +169,7 @@ def test_a_user_without_a_home_has_no_file_in_the_current_directory(
         assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
 
 
-def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
+def test_options_of_the_user_override_defaults_of_a_command(connect: Connect) -> None:
     line = "--consumer-opt output_buffer_timeout=1s --consumer-opt snappy"
     connection = connect(f"{line} --address-map n1:4150=127.0.0.1:1 --address-map n2:1=h:2")
 
@@ -183,26 +190,26 @@ def test_the_secret_comes_from_the_environment_or_the_stronger_file(
     assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env"}
     assert connect(f"--auth-secret-file {secret}", NSQ_AUTH_SECRET="env").options == {
         "auth_secret": "s3cret",
-        "auth_secret_file": str(secret),  # to be read again at each connection
+        "auth_secret_file": str(secret),  # read again at each connection
     }
     config.write_text(f'consumer_opt = {{ auth_secret_file = "{secret}" }}')
     assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env", "auth_secret_file": ""}
 
 
-def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
+def test_the_destination_has_its_own_options_and_none_of_the_source(
     monkeypatch: pytest.MonkeyPatch, given_command: GivenCommand, tmp_path: Path
 ) -> None:
-    got: list[ConnectionSettings] = []
+    received: list[ConnectionSettings] = []
 
     def publish(*, connection: ProducerConnection) -> None:
-        got.append(connection)
+        received.append(connection)
 
     def forward(*, to: Destination, connection: ConsumerConnection) -> None:
-        got.extend([to, connection])
+        received.extend([to, connection])
 
     given_command(publish)
     app.run(["given", "--nsqd-tcp-address", "a:1", "--producer-opt", "max_outstanding=8"])
-    assert got.pop() == ConnectionSettings(("a:1",), options={"max_outstanding": "8"})
+    assert received.pop() == ConnectionSettings(("a:1",), options={"max_outstanding": "8"})
 
     given_command(forward)
     monkeypatch.setenv("NSQ_SNAPPY", "true")
@@ -211,8 +218,8 @@ def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
     line = "given --destination-nsqd-tcp-address a:1 --destination-deflate-level 3 --no-snappy"
     app.run([*line.split(), "--destination-tls", "--destination-tls-min-version=tls1.3"], runtime)
     compressed = {"deflate_level": "3", "deflate": "true"}
-    assert got[0].options == {**compressed, "tls_v1": "true", "tls_min_version": "tls1.3"}
-    assert got[1].options == {"snappy": "false", "auth_secret": "hush"}
+    assert received[0].options == {**compressed, "tls_v1": "true", "tls_min_version": "tls1.3"}
+    assert received[1].options == {"snappy": "false", "auth_secret": "hush"}
 
 
 def test_a_switch_can_be_set_by_the_environment(connect: Connect) -> None:
@@ -220,7 +227,7 @@ def test_a_switch_can_be_set_by_the_environment(connect: Connect) -> None:
         assert connect(NSQ_TLS=text).options == {"tls_v1": value}
 
 
-def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: RunNsq) -> None:
+def test_every_client_option_is_a_setting_with_help(run_nsq: RunNsq) -> None:
     rows = json.loads(run_nsq(["config", "show", "--json"]).out)
     settings = {row["setting"]: row for row in rows}
 
@@ -229,7 +236,7 @@ def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: Run
     assert all(row["help"] for name, row in settings.items() if name != "config-file")
 
 
-def test_every_connection_option_has_a_variable_of_its_name() -> None:
+def test_every_connection_option_has_an_environment_variable() -> None:
     without = {
         option.names[-1]
         for page in read_tree().walk()
@@ -243,7 +250,7 @@ def test_every_connection_option_has_a_variable_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("command", ["topic list", "stat --once", "pub -t clicks hello"])
-def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: str) -> None:
+def test_the_hint_suggests_a_first_step_where_no_nsqd_runs(run_nsq: RunNsq, command: str) -> None:
     result = run_nsq([*command.split(), *(["--retry-timeout", "0s"] * command.startswith("pub"))])
 
     if result.status == 0:
@@ -251,7 +258,7 @@ def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: 
     assert result.status == 4
     assert "nsq demo" in result.err
     assert "NSQ_LOOKUPD_HTTP_ADDRESS" in result.err
-    # another port is not that of the nsqd by default
+    # an address that only begins like the default one gets no such hint
     error = ConnectionFailed("cannot connect to 127.0.0.1:41500 (connection refused)", hint="Look.")
     assert explain(error)[1] == "Look."
 
@@ -260,13 +267,13 @@ def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: 
     ("file_mode", "folder_mode", "changed"),
     [
         (0o644, 0o755, ""),
-        (0o664, 0o775, ""),  # of the user's own group
+        (0o664, 0o775, ""),  # the user's own group
         (0o646, 0o755, "config.toml"),
         (0o600, 0o757, "nsqtools"),  # others can replace the file
         (0o600, 0o1777, ""),
     ],
 )
-def test_a_file_that_others_can_change_or_replace_is_reported(
+def test_a_configuration_that_others_can_change_is_reported(
     config: Path, file_mode: int, folder_mode: int, changed: str
 ) -> None:
     config.chmod(file_mode)

@@ -1,4 +1,4 @@
-"""The options of ``nsq spark`` commands, and what is shown while Spark works."""
+"""The options of ``nsq spark`` commands, and the progress line while Spark works."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 from nsqtools.cli.options.spark_options import SparkChoice, parse_conf, stage_progress
 
 
-def test_settings_of_spark_may_hold_equals_signs_and_go_before_options_that_say_the_same() -> None:
+def test_conf_values_may_contain_equals_signs_and_override_options() -> None:
     conf = parse_conf(["spark.a=1", "spark.driver.extraJavaOptions=-Dx=y", "spark.b="])
     assert conf == {"spark.a": "1", "spark.driver.extraJavaOptions": "-Dx=y", "spark.b": ""}
 
@@ -26,8 +26,10 @@ def test_settings_of_spark_may_hold_equals_signs_and_go_before_options_that_say_
         ([(40, 12, 1), (10, 3, 0)], "Spark: 15 of 50 tasks of stage 0, 1 failed and tried again"),
     ],
 )
-def test_the_progress_line_adds_up_what_runs(stages: list[tuple[int, int, int]], text: str) -> None:
-    """A stage may be over before it is asked about."""
+def test_the_progress_line_adds_up_the_running_stages(
+    stages: list[tuple[int, int, int]], text: str
+) -> None:
+    """A stage may end before its information is requested."""
     infos = [
         SimpleNamespace(stageId=n, numTasks=tasks, numCompletedTasks=done, numFailedTasks=failed)
         for n, (tasks, done, failed) in enumerate(stages)
@@ -36,4 +38,4 @@ def test_the_progress_line_adds_up_what_runs(stages: list[tuple[int, int, int]],
         getActiveStageIds=lambda: range(len(infos) + 1), getStageInfo=[*infos, None].__getitem__
     )
     assert stage_progress(tracker) == text
-    assert stage_progress(object()) == ""  # the session has ended meanwhile
+    assert stage_progress(object()) == ""  # the session ended meanwhile

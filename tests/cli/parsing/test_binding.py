@@ -1,4 +1,4 @@
-"""What binding.py takes from typer's private names is gone: commands still work, only slower."""
+"""Without the private names of typer that binding.py uses, commands still work, only slower."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ RENAMED = {"_runtime_param": "_converter", "type_descriptor": "kind", "_click": 
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With a copy of typer in which the private names are others, consistently."""
+    """Use a copy of typer whose private names are renamed consistently."""
     directory = tmp_path_factory.mktemp("renamed")
     package = directory / "typer"
     shutil.copytree(Path(typer.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc"))
@@ -42,7 +42,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("tail -t clicks -n 2 --create --nsqd-tcp-address {tcp}", 0, "two"),
     ],
 )
-def test_commands_work_with_a_typer_that_renames_what_is_private(
+def test_commands_work_with_a_typer_whose_private_names_changed(
     embedded_nsqd: AnyNsqd, environ: dict[str, str], words: str, status: int, text: str
 ) -> None:
     nsqd = embedded_nsqd()

@@ -1,4 +1,4 @@
-"""Help: that of nsq and of each command, from one layout, within 100 columns; and suggestions."""
+"""Help of nsq and of each command, in one layout within 100 columns, and suggestions."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ PARSED = [name for name, command in COMMANDS.items() if not command.raw]
 EVERYTHING = ["", *GROUPS, *COMMANDS]
 
 
-def test_the_front_door_has_examples_that_run_and_the_page_of_the_full_renderer(
+def test_the_root_help_has_real_examples_and_equals_the_quick_answer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     commands = {example.split("nsq ")[1].split()[0] for example in registry.ROOT_EXAMPLES}
@@ -47,7 +47,7 @@ def test_every_page_has_an_example_and_fits_its_terminal(run_nsq: RunNsq, width:
         assert any(f"nsq {name}" in example for example in examples), name
 
 
-def test_a_page_is_found_where_people_look(run_nsq: RunNsq) -> None:
+def test_help_is_available_with_every_common_spelling(run_nsq: RunNsq) -> None:
     bare = run_nsq([])
     assert bare == run_nsq(["--help"]) == run_nsq(["help"])
     page = bare.out.decode()
@@ -86,7 +86,7 @@ def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(run_n
         assert page.count("[") == page.count("]"), page
 
 
-def test_a_long_example_goes_on_after_a_backslash_and_never_inside_quotes() -> None:
+def test_a_long_example_is_wrapped_with_a_backslash_outside_quotes() -> None:
     page = HelpPage("nsq", "", {}, ["nsq tail -t clicks --grep 'x -y | z' --count 10 | wc -l"])
 
     examples = render(page, color=False, width=40).partition("Examples:\n")[2]
@@ -94,25 +94,25 @@ def test_a_long_example_goes_on_after_a_backslash_and_never_inside_quotes() -> N
     assert examples == ("  nsq tail -t clicks --grep 'x -y | z' \\\n      --count 10 | wc -l\n")
 
 
-def test_the_registry_says_what_the_docstring_says() -> None:
+def test_the_help_of_the_registry_equals_the_docstring() -> None:
     for name, entry in COMMANDS.items():
         assert (entry.load().__doc__ or "").splitlines()[0] == entry.help, name
 
 
-def test_a_terminal_gets_color_unless_it_wants_none(run_nsq: RunNsq) -> None:
+def test_a_terminal_gets_color_unless_no_color_is_set(run_nsq: RunNsq) -> None:
     for arguments in (["--help"], ["schema", "--help"], ["schema"]):
-        shown = run_nsq(arguments, terminal=True, columns=60).out
+        colored = run_nsq(arguments, terminal=True, columns=60).out
         plain = run_nsq(arguments, terminal=True, columns=60, env={"NO_COLOR": "1"}).out
-        assert b"\x1b[1m" in shown
+        assert b"\x1b[1m" in colored
         assert b"\x1b[3" not in plain
 
 
-# -- every example of every page, and so of every manual page of a command, can be typed: they are
-# parsed with all their options, and not run
+# Every example of every help page, and therefore of every manual page of a command, is parsed with
+# all its options, but not run.
 
 
 def calls_in(line: str) -> Iterator[list[str]]:
-    """What follows each ``nsq`` in a command line of a shell."""
+    """Yield the arguments of each ``nsq`` in a shell command line."""
     part: list[str] = []
     for word in [*shlex.split(line, comments=True), "|"]:
         if word in {"|", "&&", ";", "&"} or word.startswith((">", "<")):
@@ -126,16 +126,16 @@ def calls_in(line: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str], runtime: Runtime) -> None:
-    """Raises what a wrong command line would."""
+    """Raise the error of a wrong command line."""
     command = command_tree()
     context = command.make_context("nsq", words, obj=runtime)
     while isinstance(command, LazyGroup):
-        rest = [*context._protected_args, *context.args]
-        name, command, rest = command.resolve_command(context, rest)
-        context = command.make_context(name, rest, parent=context)
+        arguments = [*context._protected_args, *context.args]
+        name, command, arguments = command.resolve_command(context, arguments)
+        context = command.make_context(name, arguments, parent=context)
 
 
-def test_the_examples_of_every_help_page_can_be_typed(tmp_path: Path) -> None:
+def test_the_examples_of_every_help_page_can_be_parsed(tmp_path: Path) -> None:
     settings = tmp_path / ".config" / "nsqtools" / "config.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text("[profiles.staging]\n")
@@ -147,11 +147,11 @@ def test_the_examples_of_every_help_page_can_be_typed(tmp_path: Path) -> None:
             calls = [call for line in lines for call in calls_in(line)]
             assert calls or command.raw, name
             for call in calls:
-                with suppress(Exit):  # of what prints a list, such as -X list
+                with suppress(Exit):  # raised by options that print a list, such as -X list
                     parse(call, runtime)
 
 
-def test_options_of_the_connection_are_accepted_and_described_in_one_page(run_nsq: RunNsq) -> None:
+def test_connection_options_are_accepted_and_described_on_one_page(run_nsq: RunNsq) -> None:
     page = run_nsq(["tail", "--help"]).out.decode()
     assert page.endswith("\nConnection options: man nsq-options\n")
     assert "--tls " in page
@@ -165,7 +165,7 @@ def test_options_of_the_connection_are_accepted_and_described_in_one_page(run_ns
 
 
 @pytest.mark.parametrize(("typed", "near"), [("--snapy", "--snappy"), ("--header", "")])
-def test_an_unknown_option_is_suggested_only_if_it_is_near(
+def test_only_a_similar_option_is_suggested_for_an_unknown_one(
     run_nsq: RunNsq, typed: str, near: str
 ) -> None:
     result = run_nsq(["tail", "-t", "x", typed])

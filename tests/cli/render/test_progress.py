@@ -8,7 +8,7 @@ from nsqtools.cli.running.runtime import Runtime, configure_logging
 
 
 class Screen(io.StringIO):
-    """A stderr that may be a terminal, with a clock beside it."""
+    """A stderr that may be a terminal, and a clock."""
 
     is_tty, now_s = True, 100.0
 
@@ -19,19 +19,19 @@ class Screen(io.StringIO):
         return Progress(Runtime(io.StringIO(), self, monotonic=lambda: self.now_s, quiet=quiet))
 
 
-def test_the_line_is_drawn_over_made_only_when_it_is_shown_and_wiped_at_the_end() -> None:
+def test_the_progress_line_is_throttled_redrawn_and_wiped_at_the_end() -> None:
     screen = Screen()
-    made: list[int] = []
+    rendered: list[int] = []
     with screen.progress() as progress:
         for step in range(200):
-            progress.show(lambda step=step: made.append(step) or f"{step} messages")
+            progress.show(lambda step=step: rendered.append(step) or f"{step} messages")
             screen.now_s += 0.0011
 
-    assert len(made) == 3
-    first, second, third = (f"\r\x1b[K{step} messages" for step in made)
+    assert len(rendered) == 3
+    first, second, third = (f"\r\x1b[K{step} messages" for step in rendered)
     assert screen.getvalue() == f"{first}{second}{third}\r\x1b[K"
 
-    # without a terminal, or when it is to be quiet
+    # nothing without a terminal or with --quiet
     for is_tty, quiet in ((False, False), (True, True)):
         screen = Screen()
         screen.is_tty = is_tty
@@ -40,7 +40,7 @@ def test_the_line_is_drawn_over_made_only_when_it_is_shown_and_wiped_at_the_end(
         assert screen.getvalue() == ""
 
 
-def test_a_log_line_wipes_the_progress_line_first(own_logging: None) -> None:
+def test_a_log_line_first_wipes_the_progress_line(own_logging: None) -> None:
     screen = Screen()
     configure_logging(logging.WARNING, screen)
     with screen.progress() as progress:
@@ -52,7 +52,7 @@ def test_a_log_line_wipes_the_progress_line_first(own_logging: None) -> None:
     assert (lost[24:], done[24:]) == (" warning: lost", " warning: done")
 
 
-def test_a_terminal_that_is_gone_ends_no_run() -> None:
+def test_a_closed_terminal_does_not_end_the_run() -> None:
     class Gone(Screen):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")

@@ -1,6 +1,6 @@
 """Tables on narrow terminals: columns are left out by name, and no value is ever cut.
 
-What the tables of a wide terminal show is in tests/cli/transcripts.
+Tables of a wide terminal are in tests/cli/transcripts.
 """
 
 import re
@@ -23,7 +23,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("cluster", KINDS[1:], indirect=True)
-def test_columns_are_left_out_by_name_before_a_value_is_cut(
+def test_narrow_tables_name_the_columns_left_out_and_cut_no_value(
     cluster: RunningCluster, run_nsq: RunNsq
 ) -> None:
     nsqd = cluster.nsqds[0]
@@ -43,10 +43,10 @@ def test_columns_are_left_out_by_name_before_a_value_is_cut(
         assert result.status == 0, result.out
         return result.out.decode()
 
-    whole = {command: cells(shown(command, 20, "-o", "wide")) for command in COMMANDS}
+    full_tables = {command: cells(shown(command, 20, "-o", "wide")) for command in COMMANDS}
     dropped_of_all: set[str] = set()
     for width, command in product((20, 44, 80, 140), COMMANDS):
-        head, *rows = whole[command]
+        head, *rows = full_tables[command]
         text = shown(command, width)
         note = re.search(r"left out on this narrow terminal: ([^;]*); see -o wide", text)
         dropped = re.split(r",\s+", note[1]) if note else []

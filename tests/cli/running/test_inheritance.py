@@ -1,4 +1,4 @@
-"""What a parent hands on: blocked and ignored signals, and orphans in a container."""
+"""State inherited from a parent: blocked and ignored signals, and orphans in a container."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ def source(embedded_nsqd: AnyNsqd) -> Nsqd:
 
 @contextmanager
 def careless_parent() -> Iterator[None]:
-    """Inside, processes are started with signals blocked and SIGCHLD ignored."""
+    """Start processes with signals blocked and SIGCHLD ignored."""
     ignored = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
@@ -42,7 +42,7 @@ SERVES = {
 
 
 @pytest.mark.parametrize("name", SERVES)
-def test_a_blocked_signal_ends_a_command_all_the_same(
+def test_a_signal_the_parent_blocked_still_ends_a_command(
     spawn_nsq: SpawnNsq, source: Nsqd, name: str, tmp_path: object
 ) -> None:
     line, status = SERVES[name]
@@ -53,7 +53,7 @@ def test_a_blocked_signal_ends_a_command_all_the_same(
 
     def handles_term() -> bool:
         with open(f"/proc/{process.pid}/status") as file:
-            caught = next(each for each in file if each.startswith("SigCgt:"))
+            caught = next(line for line in file if line.startswith("SigCgt:"))
         return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
     wait_until(handles_term, what="its handler")
@@ -61,19 +61,21 @@ def test_a_blocked_signal_ends_a_command_all_the_same(
     assert process.wait(patience_s(10)) == status
 
 
-def test_commands_get_a_clean_state_and_their_statuses_are_kept(
+def test_commands_start_with_default_signals_and_keep_their_status(
     spawn_nsq: SpawnNsq, source: Nsqd
 ) -> None:
     source.publish("clicks", b"one")
     show = "grep -E 'Sig(Blk|Ign)' /proc/self/status; exit 3"
-    how = ["-n", "1", "--fatal-status", "3", "--dead-letter-topic", "dead"]
-    to_exec = ["to-exec", "-t", "clicks", "-c", "c", *source.options, *how]
+    options = ["-n", "1", "--fatal-status", "3", "--dead-letter-topic", "dead"]
+    to_exec = ["to-exec", "-t", "clicks", "-c", "c", *source.options, *options]
     with careless_parent():
         process = spawn_nsq([*to_exec, "--", "sh", "-c", show])
     out, err = process.communicate(timeout=patience_s(20))
 
     states = dict(line.split() for line in out.decode().splitlines())
-    numbers = {name: int(bits, 16) % (1 << 31) for name, bits in states.items()}  # the usual ones
+    numbers = {
+        name: int(bits, 16) % (1 << 31) for name, bits in states.items()
+    }  # not real-time ones
     # A shell without job control starts background jobs, such as the tests, with ignored signals.
     ignored = [
         number
@@ -99,7 +101,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_init_reaps_orphans_and_ends_as_its_child_does(number: signal.Signals) -> None:
+def test_an_init_reaps_orphans_and_ends_like_its_child(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", INIT], stdout=subprocess.PIPE, text=True) as init:
         assert init.stdout is not None
         lines = list(iter(init.stdout.readline, "ready\n"))

@@ -1,6 +1,6 @@
-"""How a run ends: exit status, one line on stderr, a hint, and nothing on stdout but data.
+"""How a run ends: exit status, one line on stderr, a hint, and only data on stdout.
 
-And logs: to stderr alone, as text or JSON lines, as much as -q and -v say.
+And logs: only to stderr, as text or JSON lines, with the level of -q and -v.
 """
 
 import io
@@ -59,7 +59,7 @@ BUG = "hint: This is a bug: run it again with --debug (or NSQ_DEBUG=1) and repor
         (errors.HTTPError("no", status=403), 5, "no"),
         (errors.HTTPError("no", status=500), 1, "no"),
         (errors.OutputError("no"), 1, "no"),
-        # a harmless line, whatever is in it
+        # control characters are escaped
         (errors.NsqError("E\r\n\x1b[2Jx", hint="try\nthis"), 1, "E \\x1b[2Jx\nhint: try this"),
         (FileNotFoundError(2, "No such file", "/x/y"), 1, "No such file: /x/y"),
         (FileNotFoundError(2, "No such file"), 1, "No such file: working directory"),
@@ -68,7 +68,7 @@ BUG = "hint: This is a bug: run it again with --debug (or NSQ_DEBUG=1) and repor
         (KeyError("topic"), 1, f"unexpected KeyError: 'topic'\n{BUG}"),
     ],
 )
-def test_an_error_is_one_line_and_picks_the_status(
+def test_an_error_is_one_line_and_sets_the_exit_status(
     given_command: GivenCommand,
     capsys: pytest.CaptureFixture[str],
     error: Exception,
@@ -81,10 +81,10 @@ def test_an_error_is_one_line_and_picks_the_status(
     assert capsys.readouterr() == ("", f"nsq: error: {said}\n")
 
     kinds = [getattr(errors, name) for name in errors.__all__]
-    assert {kind.category for kind in kinds} <= {each.name.lower() for each in ExitStatus}
+    assert {kind.category for kind in kinds} <= {status.name.lower() for status in ExitStatus}
 
 
-def test_an_interrupt_is_130_without_a_word_and_debug_shows_the_traceback_before_the_line(
+def test_an_interrupt_is_silent_and_debug_shows_tracebacks(
     given_command: GivenCommand, run_nsq: RunNsq
 ) -> None:
     given_command(raising(KeyboardInterrupt()), raw=True)
@@ -106,24 +106,26 @@ def test_an_interrupt_is_130_without_a_word_and_debug_shows_the_traceback_before
         assert (result.status, lines[0][:9], lines[-1]) == (1, "Traceback", "nsq: error: no")
 
 
-def test_a_raw_command_gets_its_arguments_untouched_and_chooses_its_status(
+def test_a_raw_command_gets_its_arguments_unchanged(
     given_command: GivenCommand,
 ) -> None:
-    seen: list[list[str]] = []
+    received: list[list[str]] = []
 
     def raw(arguments: list[str]) -> int:
-        seen.append(arguments)
+        received.append(arguments)
         return ExitStatus.LIMIT_NOT_REACHED
 
     given_command(raw, raw=True)
     assert main(["given", "-data-path=/x", "--help", "--", "-1"]) == 7
-    assert seen == [["-data-path=/x", "--help", "--", "-1"]]
+    assert received == [["-data-path=/x", "--help", "--", "-1"]]
     given_command(lambda: ExitStatus.LIMIT_NOT_REACHED)
     assert main(["given"]) == 7
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["schema"]])
-def test_a_closed_stdout_is_141_without_a_word(spawn_nsq: SpawnNsq, arguments: list[str]) -> None:
+def test_a_closed_stdout_is_status_141_without_a_message(
+    spawn_nsq: SpawnNsq, arguments: list[str]
+) -> None:
     process = spawn_nsq(arguments)
     process.stdout.close()
 
@@ -131,7 +133,7 @@ def test_a_closed_stdout_is_141_without_a_word(spawn_nsq: SpawnNsq, arguments: l
     assert process.stderr.read() == b""
 
 
-def test_a_stdout_that_cannot_be_written_to_is_an_error_in_one_line_and_the_others_are_not_needed(
+def test_an_unwritable_stdout_is_a_one_line_error(
     nsq_env: dict[str, str],
 ) -> None:
     for typed, complaint in (
@@ -153,11 +155,11 @@ def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s)
 
 
-def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_put_back(
+def test_a_repeated_signal_stops_once_and_handlers_are_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime, "SIGNAL_DEBOUNCE_S", 600.0)
-    before = [signal.getsignal(number) for number in SIGNALS]
+    handlers_before = [signal.getsignal(number) for number in SIGNALS]
     called: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
     with stop_on_signals(lambda: called.put(threading.current_thread())) as signals:
         assert signals.status(otherwise=7) == 7
@@ -165,7 +167,7 @@ def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_p
             os.kill(os.getpid(), signal.SIGTERM)
         assert called.get(timeout=patience_s(30)) is not threading.main_thread()
     assert signals.status(otherwise=7) == 143
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers_before
 
     def be_stopped() -> None:
         with exit_on_signals():
@@ -179,14 +181,14 @@ def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_p
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_more_than_the_pipe_holds_is_written_whole_until_the_reader_goes(blocking: bool) -> None:
+def test_large_output_is_written_whole_until_the_reader_closes(blocking: bool) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, blocking)
     data = os.urandom(1 << 20)
     with open(reader, "rb") as file, ThreadPoolExecutor(1) as pool:
-        got = pool.submit(file.read, len(data))
+        read = pool.submit(file.read, len(data))
         write_whole(writer, data)
-        assert got.result(patience_s(30)) == data
+        assert read.result(patience_s(30)) == data
     with pytest.raises(ReaderGone):
         write_whole(writer, b"x")
     os.close(writer)
@@ -194,11 +196,11 @@ def test_more_than_the_pipe_holds_is_written_whole_until_the_reader_goes(blockin
 
 @pytest.fixture
 def logger(own_logging: None) -> logging.Logger:
-    """One that logs through the package's."""
+    """A logger of the package."""
     return logging.getLogger("nsqtools.client")
 
 
-def test_a_line_is_text_or_an_object_with_the_exception(logger: logging.Logger) -> None:
+def test_a_log_line_is_text_or_json_with_the_exception(logger: logging.Logger) -> None:
     text, json_lines = io.StringIO(), io.StringIO()
     configure_logging(logging.WARNING, text)
     logger.warning("lost %s", "127.0.0.1:4150")
@@ -213,8 +215,8 @@ def test_a_line_is_text_or_an_object_with_the_exception(logger: logging.Logger) 
     assert re.fullmatch(rf"{time} warning: lost 127.0.0.1:4150\n", text.getvalue())
     (line,) = json_lines.getvalue().splitlines()
     fields = json.loads(line)
-    said = (fields["level"], fields["logger"], fields["message"])
-    assert said == ("error", "nsqtools.client", "lost\né")
+    values = (fields["level"], fields["logger"], fields["message"])
+    assert values == ("error", "nsqtools.client", "lost\né")
     assert "OSError: gone" in fields["exception"]
 
 
@@ -228,7 +230,7 @@ def test_a_line_is_text_or_an_object_with_the_exception(logger: logging.Logger) 
         ("--debug", ["a", "b", "c", "done"]),
     ],
 )
-def test_the_options_of_a_command_say_how_much(
+def test_the_log_level_follows_the_options(
     given_command: GivenCommand,
     capsys: pytest.CaptureFixture[str],
     logger: logging.Logger,

@@ -1,4 +1,4 @@
-"""``nsq top`` on a terminal: what its screens show of an nsqd, what keys do, and how it ends."""
+"""``nsq top`` on a terminal: its screens, its keys, and how it ends."""
 
 import asyncio
 import signal
@@ -44,16 +44,16 @@ def open_top(nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd) -> OpenTop:
 
 @pytest.fixture
 def top(open_top: OpenTop) -> TerminalScreen:
-    """One that is there, and may change it."""
+    """A top that shows the nsqd and may change it."""
     top = open_top("--allow-changes", columns=100)
     top.wait_for("clicks", "q quit")
     return top
 
 
-def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
+def test_topics_fit_80_by_24_and_depth_agrees_with_other_commands(
     open_top: OpenTop, nsqd: Nsqd, run_nsq: RunNsq
 ) -> None:
-    shown = [
+    expected = [
         "! 2 warning  no consumers (2) clicks/arch: 3 waiting",
         "topics  left out: trend, e2e_ms, timed_out",
         "topic          waiting▼  ingress   finish  requeue  in_flight  clients  channels",
@@ -62,7 +62,7 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
         *[""] * 17,
         "? help  q quit  ↑↓ select  ⏎ open  Esc back  s sort  r reverse  / filter",
     ]
-    lines = open_top().wait_until(lambda lines: lines[1:24] == shown, what="the topics")
+    lines = open_top().wait_until(lambda lines: lines[1:24] == expected, what="the topics")
     assert lines[0].startswith("nsq top ")
     assert "1 nsqd  2 topics  6 waiting  ingress 0.0/s" in lines[0]
 
@@ -73,7 +73,7 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
     assert b"clicks\t-\t0\n" in stat.out
 
 
-def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsqd: Nsqd) -> None:
+def test_a_topic_and_a_channel_are_opened_and_closed(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see(ENTER, "topics > clicks", "arch", "live")
     arch = ["arch", "3", "0", "0"]
     top.wait_until(lambda lines: lines[4].split()[:4] == arch, what="the channel")
@@ -97,7 +97,7 @@ def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsq
     top.see(ENTER, f"nsqd > {nsqd.http_address} > clicks", "arch")
 
 
-def test_keys_typed_ahead_reach_what_the_key_before_opened(top: TerminalScreen) -> None:
+def test_keys_typed_ahead_reach_the_screen_just_opened(top: TerminalScreen) -> None:
     for ahead, text in (("/de", "de"), (f"?deq/zz{ENTER}/", "zz"), (f"cde{ENTER}/yy", "yy")):
         lines = top.see(ahead, f"filter: {text}_")
         assert not any("planning" in line or "type clicks" in line for line in lines)
@@ -108,7 +108,7 @@ def pasted(text: str) -> str:
     return f"\x1b[200~{text}\x1b[201~"
 
 
-def test_what_is_pasted_is_text_and_never_keys(top: TerminalScreen, nsqd: Nsqd) -> None:
+def test_pasted_text_is_never_taken_as_keys(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see(pasted("d") + "/" + pasted("vie"), "filter: vie_")
     top.see(ESCAPE, gone="filter")
     top.see("p", "y go on")
@@ -120,7 +120,7 @@ def test_what_is_pasted_is_text_and_never_keys(top: TerminalScreen, nsqd: Nsqd) 
     top.see(ENTER, "delete topic clicks: done", "views (paused)")
 
 
-def test_columns_order_and_filter_are_chosen_at_the_start_and_by_keys(open_top: OpenTop) -> None:
+def test_columns_order_and_filter_follow_options_and_keys(open_top: OpenTop) -> None:
     top = open_top("--columns=depth,waiting", "--sort=waiting", "--filter=waiting>0")
     lines = top.wait_for("clicks", "q quit")
     assert lines[3].split() == ["topic", "depth", "waiting▼"]
@@ -134,9 +134,9 @@ def test_columns_order_and_filter_are_chosen_at_the_start_and_by_keys(open_top: 
     top.wait_until(lambda lines: lines[3].split() == names, what="the columns")
 
 
-def test_frozen_means_frozen(top: TerminalScreen, nsqd: Nsqd) -> None:
+def test_a_frozen_screen_does_not_change(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see(" ", "[frozen]")
-    for _ in range(3):  # it may be drawing yet
+    for _ in range(3):  # it may still be drawing
         top.go_on()
     frozen = top.lines
     nsqd.create_topic("orders")
@@ -150,7 +150,7 @@ def test_frozen_means_frozen(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see("!", "critical gone: Start it again")
 
 
-def test_an_error_of_ours_ends_it_and_is_said(
+def test_an_unexpected_error_ends_top_and_is_printed(
     open_top: OpenTop, nsq_env: dict[str, str], tmp_path: Path
 ) -> None:
     bug = "from nsqtools.cli.top.view import TopView\nTopView.go_down = lambda *_: 1 / 0\n"
@@ -162,7 +162,7 @@ def test_an_error_of_ours_ends_it_and_is_said(
     assert b"unexpected ZeroDivisionError" in top.raw.rpartition(LEAVES_SCREEN)[2]
 
 
-def test_keys_change_nothing_unless_they_may(open_top: OpenTop) -> None:
+def test_keys_change_nothing_without_allow_changes(open_top: OpenTop) -> None:
     top = open_top()
     top.wait_for("clicks", "q quit")
     for key in "puedtv":
@@ -193,24 +193,24 @@ def test_a_channel_is_paused_unpaused_emptied_and_deleted(top: TerminalScreen, n
     assert nsqd.channels("clicks") == ["live"]
 
 
-def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> None:
+def test_an_action_is_executed_only_after_confirmation(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see("p?", "open it")
-    what = "the plan has come, and is not shown over the help"
-    top.wait_until(lambda _: nsqd.log.partition("clients=true")[2].count("GET") > 3, what=what)
+    reason = "the plan has come, and is not shown over the help"
+    top.wait_until(lambda _: nsqd.log.partition("clients=true")[2].count("GET") > 3, what=reason)
     top.see(ESCAPE, "q quit", gone="planning")
     for keys in (ESCAPE, "n", ENTER, "q", LEFT + ESCAPE):
         top.see("p", "y go on")
         top.see(keys, "? help", gone="y go on")
-        top.see("y/x", "filter: x_")  # the y was taken, too
+        top.see("y/x", "filter: x_")  # the y was consumed as well
         top.see(ESCAPE, gone="filter")
         assert not nsqd.topic_stats("clicks")["paused"]
     top.see("e", "the channels of clicks keep their", gone="--channels")
     top.see(ESCAPE, "? help", gone="keep their")
-    top.press("dj")  # in one read: the plan comes later, and is not shown
+    top.press("dj")  # in one read: the plan arrives later and is not shown
     top.see("n", "topics > views > [nsqd]", gone="type clicks")
 
 
-def test_a_plan_names_who_is_connected_and_a_failure_is_said(
+def test_a_plan_names_connected_clients_and_a_failure_is_shown(
     top: TerminalScreen, nsqd: Nsqd
 ) -> None:
     with Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]):
@@ -224,7 +224,7 @@ def click(column: int, line: int) -> str:
     return f"\x1b[<0;{column};{line}M\x1b[<0;{column};{line}m"
 
 
-def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsqd) -> None:
+def test_top_handles_keys_the_mouse_and_a_resize(top: TerminalScreen, nsqd: Nsqd) -> None:
     lines = top.wait_for("clicks", "views (paused)", "q quit")
     assert (lines[0][:8], lines[2][:7], len(lines)) == ("nsq top ", "topics ", 24)
     top.see("/vie\x7f\x7f\x7fcli\r", "filter: cli", gone="views")
@@ -256,26 +256,26 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
     [("q", 0), ("\x03\x03\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
     ids=str,
 )
-def test_the_terminal_is_left_as_it_was(
+def test_the_terminal_is_restored_at_the_end(
     open_top: OpenTop, way: str | signal.Signals, status: int
 ) -> None:
     top = open_top()
-    before = termios.tcgetattr(top.child.child_fd)
+    modes = termios.tcgetattr(top.child.child_fd)
     top.wait_for("clicks")
-    assert termios.tcgetattr(top.child.child_fd) != before
+    assert termios.tcgetattr(top.child.child_fd) != modes
     top.child.kill(signal.SIGCONT)  # as after SIGSTOP
     top.wait_until(lambda _: top.raw.count(b"\x1b[?1049h") == 2, what="it begins again")
     top.press(way) if isinstance(way, str) else top.child.kill(way)
 
-    top.wait_until(lambda _: termios.tcgetattr(top.child.child_fd) == before, what="its modes")
+    top.wait_until(lambda _: termios.tcgetattr(top.child.child_fd) == modes, what="its modes")
     assert top.wait_for_end() == status
-    assert all(each in top.raw for each in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
+    assert all(sequence in top.raw for sequence in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
 
 
-def test_it_resumes_on_the_event_loop_and_not_inside_the_signal_handler() -> None:
-    """A handler may have interrupted a write, whose lock it would wait for."""
+def test_top_resumes_on_the_event_loop_not_in_the_signal_handler() -> None:
+    """The handler may interrupt a write and would then wait for its lock."""
     from nsqtools.cli.top.app import (
-        Terminal,  # each worker of a run would load textual with this file
+        Terminal,  # at the top, every worker would load textual
     )
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGTSTP)}
@@ -297,17 +297,15 @@ def test_it_resumes_on_the_event_loop_and_not_inside_the_signal_handler() -> Non
     assert resumed == ["resumed"]
 
 
-def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
+def test_top_ends_when_its_terminal_closes(top: TerminalScreen) -> None:
     top.child.ptyproc.fileobj.close()
-    top.child.closed = top.child.ptyproc.closed = True  # pexpect is not to close it again
+    top.child.closed = top.child.ptyproc.closed = True  # pexpect must not close it again
 
     wait_until(lambda: not top.child.isalive(), what="it has ended")
     assert top.child.exitstatus == 129
 
 
-def test_it_answers_on_a_terminal_without_a_size(
-    nsq_on_a_terminal: TerminalNsq, nsqd: Nsqd
-) -> None:
+def test_top_works_on_a_terminal_without_a_size(nsq_on_a_terminal: TerminalNsq, nsqd: Nsqd) -> None:
     command = ["top", f"--nsqd-http-address={nsqd.http_address}", "--interval", "100ms"]
     top = nsq_on_a_terminal(command, {"TERM": "xterm"}, 0, lines=0, encoding=None)
     top.expect_exact(b"clicks")
@@ -317,10 +315,10 @@ def test_it_answers_on_a_terminal_without_a_size(
     assert top.exitstatus == 0
 
 
-def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
+def test_terminal_modes_are_restored_at_the_end_and_while_suspended(
     nsqd: Nsqd, nsq_env: dict[str, str]
 ) -> None:
-    """Under a shell with job control, which is who sees it stop."""
+    """Run under a shell with job control, which sees it stop."""
     shell = pexpect.spawn(
         "bash",
         ["--norc", "--noprofile", "-i"],
@@ -346,7 +344,7 @@ def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
     end_terminal(shell)
 
 
-def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
+def test_messages_are_shown_in_place_of_the_screen_and_requeued(
     top: TerminalScreen, nsqd: Nsqd
 ) -> None:
     nsqd.publish("views", b"a")
@@ -371,11 +369,11 @@ def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
     assert top.wait_for_end() == 143
 
 
-def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
+def test_a_hanging_nsqd_delays_neither_keys_nor_other_nsqd(
     nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: MakeNsqd
 ) -> None:
     hanging = go_nsqd()
-    here = [f"--nsqd-http-address={each.http_address}" for each in (nsqd, hanging)]
+    here = [f"--nsqd-http-address={node.http_address}" for node in (nsqd, hanging)]
     top = nsq_on_a_screen(["top", *here, "--interval", "200ms"])
     top.wait_for("clicks", "2 nsqd")
     hanging.pause()
@@ -392,7 +390,7 @@ def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
     hanging.resume()
 
 
-def test_without_colors_and_on_a_terminal_of_another_encoding_it_is_whole(
+def test_top_works_without_color_and_in_another_encoding(
     nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd
 ) -> None:
     here = f"--nsqd-http-address={nsqd.http_address}"

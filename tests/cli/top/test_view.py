@@ -1,4 +1,4 @@
-"""What keys do to the list of ``nsq top``, and the text that it becomes: without textual."""
+"""The list of ``nsq top``: its keys and its text, without textual."""
 
 import pytest
 from plugins.hostile_cluster import EVIL
@@ -13,7 +13,7 @@ from nsqtools.protocol.stats import read_stats
 
 
 def sample_of(nodes: dict[str, dict[str, int]], *, silent: str = "") -> Sample:
-    """Nodes with topics of these depths."""
+    """A sample of nodes whose topics have these depths."""
     states = []
     for address, depths in nodes.items():
         topics = [
@@ -29,7 +29,7 @@ def sample_of(nodes: dict[str, dict[str, int]], *, silent: str = "") -> Sample:
 
 
 def look(**depths: int) -> Sample:
-    """One nsqd whose topics have these depths."""
+    """A sample of one nsqd whose topics have these depths."""
     return sample_of({"a:1": depths})
 
 
@@ -53,7 +53,7 @@ def keys(view: TopView) -> list[str]:
     return [line.key for line in view.lines()]
 
 
-def test_the_selection_stays_with_its_topic_when_lines_change_places() -> None:
+def test_the_selection_follows_its_topic_when_lines_move() -> None:
     view = view_of(look(clicks=3, views=2, orders=1))
     view.sort_by("depth")
     view.move(1)
@@ -67,7 +67,7 @@ def test_the_selection_stays_with_its_topic_when_lines_change_places() -> None:
         press(view, wheel)
         assert view.selected == selected
 
-    # where it is gone the one in its place is selected
+    # when it disappears, the line in its place is selected
     view = view_of(look(a=1, b=1, c=1))
     view.select(1)
     view.show(look(a=1, c=1))
@@ -107,7 +107,7 @@ def test_a_filter_has_words_and_conditions() -> None:
     assert keys(view) == ["web", "clicks", "views"]
 
 
-def test_columns_are_dropped_before_anything_is_cut_and_named() -> None:
+def test_columns_are_dropped_and_named_before_values_are_cut() -> None:
     name = "orders-eu-west-1-production-archive"
     view = view_of(look(**{name: 182_000}))
     for width in (46, 60, 80, 120, 200):
@@ -116,21 +116,21 @@ def test_columns_are_dropped_before_anything_is_cut_and_named() -> None:
         [line] = [line for line in lines if line.startswith(name)]
         assert "…" not in line
         heading = [cell.strip("▼") for cell in lines[3].split()]
-        shown = dict(zip(heading, line.split(), strict=False))
-        assert shown["waiting"] == "182,000"
+        cells = dict(zip(heading, line.split(), strict=False))
+        assert cells["waiting"] == "182,000"
         assert ("left out: " in lines[2]) == (width < 200)
 
 
-def test_only_the_lines_on_the_screen_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_lines_on_the_screen_are_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(sample_of({"a:1": {f"t{n:04}": n for n in range(2_000)}}))
-    made: list[object] = []
-    monkeypatch.setattr("nsqtools.cli.top.screen.short", lambda cell: made.append(cell) or "")
+    formatted: list[object] = []
+    monkeypatch.setattr("nsqtools.cli.top.screen.short", lambda cell: formatted.append(cell) or "")
     texts(view)
-    assert 0 < len(made) < 24 * 12
+    assert 0 < len(formatted) < 24 * 12
 
 
-def test_no_name_and_what_is_of_one_nsqd_are_no_target_for_what_changes_all() -> None:
-    for name in ("*", "/./", EVIL, "a b"):  # a topic named * would be a pattern that all match
+def test_invalid_names_and_single_nsqd_lines_are_no_target_of_actions() -> None:
+    for name in ("*", "/./", EVIL, "a b"):  # a topic named * would be a pattern that matches all
         assert "not a name that NSQ allows" in view_of(look(**{name: 1})).target()
 
     view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 5}}))
@@ -150,7 +150,7 @@ def test_numbers_stay_short_texts_fit_and_trends_are_bars() -> None:
     assert fit("ab", 4, is_right=True) == "  ab"
 
 
-def test_an_nsqd_that_does_not_respond_keeps_its_last_numbers_and_sums_leave_it_out() -> None:
+def test_a_silent_nsqd_keeps_its_last_numbers_outside_the_sums() -> None:
     sample = sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 9}})
     alive, dead = sample.nodes
     nodes = (alive, dead._replace(error="connection refused", silent_s=72.0))
