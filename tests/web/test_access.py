@@ -1,4 +1,4 @@
-"""Who may ask the console for what, on a running one."""
+"""Access to a running console: login, cross-site requests, guesses and proxies."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ NOBODY = "--nsqd-http-address=127.0.0.1:1"
 
 @pytest.fixture
 def users(tmp_path: Path) -> Callable[..., Path]:
-    """``users(ann="one")``: the file of these users with their passwords."""
+    """``users(ann="one")`` writes the file of these users with their passwords."""
 
     def write(**passwords: str) -> Path:
         path = tmp_path / "users"
@@ -59,7 +59,7 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": f"Basic {pair}"}
 
 
-def test_every_answer_has_the_headers_that_keep_a_browser_safe(console: MakeConsole) -> None:
+def test_every_answer_has_security_headers(console: MakeConsole) -> None:
     running = console(NOBODY)
 
     answers = [running.get(path) for path in ("/", "/nothing", "/ping")]
@@ -72,11 +72,11 @@ def test_every_answer_has_the_headers_that_keep_a_browser_safe(console: MakeCons
     assert running.post("/ping", b"x" * (1 << 20) + b"x").status == 413
 
 
-def test_a_call_under_a_foreign_name_or_from_another_site_is_refused_below_a_base_path(
+def test_foreign_hosts_and_cross_site_requests_are_refused(
     console: MakeConsole,
 ) -> None:
-    more = ("--allowed-host", "Console.Example", "--base-path", "x/y/")
-    running = console(NOBODY, "--allow-changes", *more)
+    options = ("--allowed-host", "Console.Example", "--base-path", "x/y/")
+    running = console(NOBODY, "--allow-changes", *options)
     origin = running.url.removesuffix("/x/y")
 
     def status(method: str, **headers: str) -> int:
@@ -131,43 +131,46 @@ def test_hostile_requests_are_refused(console: MakeConsole) -> None:
         assert b"\r\nSet-Cookie" not in answer, request
 
 
-def test_a_password_is_asked_for_and_wrong_ones_slow_down(
+def test_a_password_is_required_and_guesses_are_limited(
     console: MakeConsole, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     users = tmp_path / "users"
-    made = run_nsq(["web", "--print", "password"], stdin=b"ann:s3cret: too\n")
-    users.write_bytes(b"# users\n\n" + made.out)
+    line = run_nsq(["web", "--print", "password"], stdin=b"ann:s3cret: too\n")
+    users.write_bytes(b"# users\n\n" + line.out)
     running = console(NOBODY, "--auth", str(users))
 
-    nobody = running.get("/")
-    assert nobody.status == 401
-    assert nobody.headers["www-authenticate"].startswith("Basic ")
+    anonymous = running.get("/")
+    assert anonymous.status == 401
+    assert anonymous.headers["www-authenticate"].startswith("Basic ")
     assert running.get("/ping").status == 200
-    # what it does not take is said without a page, which shows some of the cluster
+    # the refusal of a method is plain text: a page would show parts of the cluster
     posted = running.post("/ping", b"")
     assert (posted.status, posted.text) == (405, "Method Not Allowed\n")
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
     assert running.get("/", headers={"Authorization": "Basic =="}).status == 401
-    statuses = [401]  # a busy machine may take longer to ask than the first waits last
+    statuses = [401]  # requests of a busy machine may take longer than the first waits
     while statuses[-1] == 401 and len(statuses) < 20:
         statuses.append(running.get("/", headers=basic("ann", "wrong")).status)
     assert statuses[-1] == 429
     assert len(statuses) > FREE_FAILURES
-    # who knows the password is not locked out by others at the same address
+    # guesses from the same address do not lock out a user with the right password
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
 
 
-def test_a_browser_logs_in_by_a_form_and_out_by_a_button(
+def test_a_browser_logs_in_and_out_by_forms(
     console: MakeConsole, users: Callable[..., Path]
 ) -> None:
     running = console(NOBODY, "--auth", str(users(ann="s3cret", bob="x")), "--base-path", "/nsq")
     page = {"Accept": "text/html,*/*"}
 
-    led = running.get("/?q=a%20b", headers=page)
-    assert (led.status, led.headers["location"]) == (303, "/nsq/login?next=%2Fnsq%2F%3Fq%3Da%2520b")
-    form = ask(urljoin(running.url, led.headers["location"]))
+    redirect = running.get("/?q=a%20b", headers=page)
+    assert (redirect.status, redirect.headers["location"]) == (
+        303,
+        "/nsq/login?next=%2Fnsq%2F%3Fq%3Da%2520b",
+    )
+    form = ask(urljoin(running.url, redirect.headers["location"]))
     assert (form.status, 'value="/nsq/?q=a%20b"' in form.text) == (200, True)
-    assert "www-authenticate" not in {**led.headers, **form.headers}
+    assert "www-authenticate" not in {**redirect.headers, **form.headers}
     assert running.get("/static/console.css").status == 200
     expired = running.post("/act?action=delete", "x=y", headers=page)
     assert (expired.status, expired.headers["location"]) == (303, "/nsq/login")
@@ -200,7 +203,7 @@ def test_a_browser_logs_in_by_a_form_and_out_by_a_button(
     assert running.get("/", headers=session).status == 401
 
 
-def test_a_session_ends_with_its_user_and_without_use(users: Callable[..., Path]) -> None:
+def test_a_session_ends_when_unused_or_its_user_is_removed(users: Callable[..., Path]) -> None:
     clock = Mock(return_value=0.0)
     sessions = Sessions(clock)
     token = sessions.begin("Basic x")
@@ -219,7 +222,7 @@ def test_a_session_ends_with_its_user_and_without_use(users: Callable[..., Path]
 
 
 class Guesser:
-    """Checks passwords against a file, by a clock that stands still."""
+    """Check passwords against a file, with a clock that the test moves."""
 
     def __init__(self, path: Path) -> None:
         self.now_s = 0.0
@@ -239,7 +242,7 @@ def guesser(users: Callable[..., Path]) -> Guesser:
 
 
 @pytest.mark.parametrize("password", ["right", "wrong"])
-def test_concurrent_guesses_count_for_each_other(guesser: Guesser, password: str) -> None:
+def test_concurrent_guesses_are_counted_together(guesser: Guesser, password: str) -> None:
     async def gather() -> list[bool | BaseException]:
         checks = (
             guesser.passwords.is_right("ann", password, "10.0.0.1")
@@ -279,11 +282,9 @@ def test_guesses_of_a_user_are_limited_whatever_their_address(guesser: Guesser) 
     assert guesser.check("bob", "right", "10.1.0.2")
 
 
-def test_behind_a_proxy_the_address_is_that_of_the_client_and_only_whole_credentials_count() -> (
-    None
-):
-    written = ["", "Bearer abc", "Basic YQ", "basic YTpiOmM="]
-    assert [basic_credentials(each) for each in written] == [None, None, None, ("a", "b:c")]
+def test_the_address_behind_a_proxy_is_that_of_the_client() -> None:
+    headers = ["", "Bearer abc", "Basic YQ", "basic YTpiOmM="]
+    assert [basic_credentials(header) for header in headers] == [None, None, None, ("a", "b:c")]
     settings = WebSettings(trusted_proxies=parse_networks(["10.0.0.0/8"]))
     real = Identities(settings).real_address
 
@@ -294,18 +295,18 @@ def test_behind_a_proxy_the_address_is_that_of_the_client_and_only_whole_credent
     assert real("10.0.0.1", "192.0.2.7:4711") == "192.0.2.7"
     assert real("10.0.0.1", "") == "10.0.0.1"
     assert real("10.0.0.1", "nonsense") == "10.0.0.1"
-    assert real("192.0.2.1", "192.0.2.7") == "192.0.2.1"  # no proxy says so
+    assert real("192.0.2.1", "192.0.2.7") == "192.0.2.1"  # not from a trusted proxy
 
 
-def test_refusals_have_a_line_of_log_and_users_are_those_of_the_file_as_it_is(
+def test_refusals_are_logged_and_changes_of_the_users_file_apply(
     console: MakeConsole, users: Callable[..., Path]
 ) -> None:
     file = users(ann="one")
-    more = ("--trusted-proxy", "127.0.0.1", "--refresh", "100ms")
-    running = console(NOBODY, "--auth", str(file), *more)
+    options = ("--trusted-proxy", "127.0.0.1", "--refresh", "100ms")
+    running = console(NOBODY, "--auth", str(file), *options)
     ann, bob = basic("ann", "one"), basic("bob", "two")
 
-    running.get("/")  # the browser asks whether it has to log in
+    running.get("/")  # a browser's first request, before the login
     running.get("/nodes", headers=basic("ann", "s3cret\n") | {"X-Forwarded-For": "192.0.2.7"})
     running.get("/ping", headers={"Host": "evil.example"})
     running.post("/api/topics", b"{}", headers=ann)
@@ -330,7 +331,7 @@ def test_refusals_have_a_line_of_log_and_users_are_those_of_the_file_as_it_is(
 
     users(bob="two")
 
-    stream.read()  # which would go on for ever, and its user was removed
+    stream.read()  # the stream would not end without the removal of its user
     connection.close()
     assert running.get("/", headers=ann).status == 401
     assert running.get("/", headers=bob).status == 200
@@ -339,7 +340,7 @@ def test_refusals_have_a_line_of_log_and_users_are_those_of_the_file_as_it_is(
     wait_until(lambda: "not USER:HASH; using the previous content" in running.log, what="a line")
 
 
-def test_what_is_unsafe_is_named_at_the_start(
+def test_unsafe_settings_are_reported_at_the_start(
     console: MakeConsole, certificates: Certificates, users: Callable[..., Path], tmp_path: Path
 ) -> None:
     file, key = users(ann="one"), tmp_path / "key.pem"
@@ -373,12 +374,12 @@ def test_a_replaced_certificate_is_served_and_hup_ends_nothing(
 
     trusted = ssl.create_default_context(cafile=certificates.ca)
     assert running.get("/ping", tls=trusted).text == "OK"
-    before = served()
-    cert.write_bytes(certificates.client.cert.read_bytes())  # without its key, it is not used
+    first_certificate = served()
+    cert.write_bytes(certificates.client.cert.read_bytes())  # without its key, it is ignored
     wait_until(lambda: "using the previous content" in running.log, what="it says so")
-    assert served() == before
+    assert served() == first_certificate
     key.write_bytes(certificates.client.key.read_bytes())
     running.process.send_signal(signal.SIGHUP)
 
-    wait_until(lambda: served() != before, what="the new certificate")
+    wait_until(lambda: served() != first_certificate, what="the new certificate")
     assert running.process.poll() is None

@@ -1,4 +1,4 @@
-"""nsqadmin's API beside the real nsqadmin 1.3.0, on the same Go cluster, field by field."""
+"""nsqadmin's API compared with the real nsqadmin 1.3.0 on the same Go cluster, field by field."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Side(NamedTuple):
     lookupd: GoNsqlookupd
 
     def both(self, path: str, method: str = "GET", body: str | None = None) -> list[Answer]:
-        """Answers of nsqadmin and of ours."""
+        """Return the answers of nsqadmin and of our console."""
         return [ask(url + path, method, body=body) for url in (self.theirs, self.console.url)]
 
 
@@ -69,12 +69,12 @@ def side(
 
 
 def by_node(document: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an answer by nsqd: nsqadmin's order is random for equal host names."""
+    """Return the parts of an answer by nsqd. Their order is random for equal host names."""
     return {part["node"]: part for part in document["nodes"]}
 
 
 def documents(side: Side, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answers of nsqadmin and of ours, without what goes on and without a certain order."""
+    """Return the answers of nsqadmin and of our console, with sorted nodes and topics."""
     theirs, ours = side.both(path)
     assert (theirs.status, ours.status) == (200, 200), path
     for header in ("content-type", "x-nsq-content-type"):
@@ -88,13 +88,13 @@ def documents(side: Side, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return expected, document
 
 
-def test_lists_are_those_of_nsqadmin(side: Side) -> None:
+def test_lists_equal_those_of_nsqadmin(side: Side) -> None:
     for path in ("/api/topics", "/api/topics?inactive=true", "/api/nodes", "/api/counter"):
         expected, document = documents(side, path)
         assert document == expected, path
 
 
-def test_a_node_is_that_of_nsqadmin(side: Side) -> None:
+def test_a_node_equals_that_of_nsqadmin(side: Side) -> None:
     for nsqd in side.nsqds:
         expected, document = documents(side, f"/api/nodes/{nsqd.http_address}")
         for answer in (expected, document):
@@ -104,7 +104,7 @@ def test_a_node_is_that_of_nsqadmin(side: Side) -> None:
         assert document == expected
 
 
-def test_without_nsqlookupd_the_nsqd_are_asked(side: Side, console: MakeConsole) -> None:
+def test_without_nsqlookupd_the_nsqd_are_queried(side: Side, console: MakeConsole) -> None:
     alone = console(*(f"--nsqd-http-address={nsqd.http_address}" for nsqd in side.nsqds))
     assert alone.get("/api/topics").json()["topics"] == ["clicks", "orders"]
     nodes = alone.get("/api/nodes").json()["nodes"]
@@ -113,14 +113,14 @@ def test_without_nsqlookupd_the_nsqd_are_asked(side: Side, console: MakeConsole)
     assert {str(node["tcp_port"]) for node in nodes} == ports
 
 
-def test_a_channel_is_that_of_nsqadmin(side: Side) -> None:
+def test_a_channel_equals_that_of_nsqadmin(side: Side) -> None:
     expected, document = documents(side, "/api/topics/orders/billing")
     for answer in (expected, document):
         first = by_node(answer)[side.nsqds[0].http_address]
         for client in (*answer["clients"], *first["clients"]):
             assert client.pop("connected") % 1_000_000_000 == 0
     assert by_node(document) == by_node(expected)
-    # The smallest is that of the last nsqd there, and the smallest that was measured here.
+    # The min of nsqadmin is that of the last nsqd; ours is the smallest measured value.
     for answer in (expected, document):
         for percentile in answer["e2e_processing_latency"]["percentiles"]:
             del percentile["min"]
@@ -128,7 +128,7 @@ def test_a_channel_is_that_of_nsqadmin(side: Side) -> None:
     assert document == expected
 
 
-def test_a_topic_has_the_sums_of_nsqadmin_and_each_nsqd_its_own_numbers(side: Side) -> None:
+def test_a_topic_has_the_sums_of_nsqadmin_and_numbers_per_nsqd(side: Side) -> None:
     expected, document = documents(side, "/api/topics/orders")
     assert document.keys() == expected.keys()
     for key in ("node", "depth", "memory_depth", "backend_depth", "message_count", "paused"):
@@ -145,7 +145,7 @@ def test_a_topic_has_the_sums_of_nsqadmin_and_each_nsqd_its_own_numbers(side: Si
     assert by_node(document) == by_node(expected)
 
 
-def test_errors_are_those_of_nsqadmin(side: Side) -> None:
+def test_errors_equal_those_of_nsqadmin(side: Side) -> None:
     node = side.nsqds[0].http_address
     for path, method, body in [
         ("/api/nothing", "GET", None),
@@ -165,7 +165,7 @@ def test_errors_are_those_of_nsqadmin(side: Side) -> None:
         assert (ours.status, ours.text) == (theirs.status, theirs.text), path
 
 
-def test_a_topic_or_channel_that_no_nsqd_has_is_404_or_has_zeros(side: Side) -> None:
+def test_a_topic_or_channel_on_no_nsqd_is_404_or_has_zeros(side: Side) -> None:
     for path, code in [
         ("/api/topics/nothing", "TOPIC_NOT_FOUND"),
         ("/api/topics/orders/nothing", "CHANNEL_NOT_FOUND"),
@@ -177,7 +177,7 @@ def test_a_topic_or_channel_that_no_nsqd_has_is_404_or_has_zeros(side: Side) -> 
     assert (planned["depth"], planned["nodes"]) == (0, [])
 
 
-def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
+def test_changes_act_like_those_of_nsqadmin(side: Side) -> None:
     first, second = side.nsqds
     for url in (side.theirs, side.console.url):
 
@@ -229,19 +229,19 @@ def test_changes_are_refused_unless_they_are_allowed(
     of_nobody = console(where, "--allow-changes", *admins, "--trusted-proxy", "10.0.0.0/8")
     names = {"topic": "orders", "channel": "c", "node": nsqd.http_address}
     of_path = ((f"/api{path}".format(**names), methods) for path, methods in ROUTES.items())
-    calls = [(each, path) for path, methods in of_path for each in methods if each != "GET"]
+    calls = [(verb, path) for path, methods in of_path for verb in methods if verb != "GET"]
     assert len(calls) == 6
     for running, header in [(only_looks, "ann"), (of_ann, "bob"), (of_nobody, "ann")]:
         for method, path in calls:
             answer = ask(running.url + path, method, headers={"X-User": header})
             assert (answer.status, answer.json()) == (403, {"message": "FORBIDDEN"})
     pause = json.dumps({"action": "pause"})
-    for name in ("ann", "jürgen".encode().decode("latin-1")):  # as a proxy sends it
+    for name in ("ann", "jürgen".encode().decode("latin-1")):  # as a proxy would send it
         assert of_ann.post("/api/topics/orders", pause, headers={"X-User": name}).status == 200
     assert nsqd.topic_stats("orders")["paused"]
 
 
-def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot_be(
+def test_changes_are_audited_and_notified_or_not_made(
     go_nsqd: MakeNsqd, console: MakeConsole, http_server: MakeServer, tmp_path: Path
 ) -> None:
     nsqd, endpoint, log = go_nsqd(), http_server(), tmp_path / "audit"
@@ -250,8 +250,8 @@ def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot
     running = console(*where, notified, "--allow-changes")
 
     headers = {"User-Agent": "x/1"}
-    made = running.post("/api/topics", '{"topic":"orders","channel":"c"}', headers=headers)
-    assert made.status == 200
+    created = running.post("/api/topics", '{"topic":"orders","channel":"c"}', headers=headers)
+    assert created.status == 200
     wait_until(lambda: len(endpoint.requests) == 2, what="both are notified")
     first, second = (json.loads(request.body) for request in endpoint.requests)
     kinds = [endpoint.requests[0].headers[name] for name in ("Accept", "Content-Type")]
@@ -273,7 +273,7 @@ def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot
     assert nsqd.topics() == ["orders"]
 
 
-def test_an_nsqd_that_is_silent_is_listed_and_its_topics_are_not_inactive(
+def test_a_silent_nsqd_is_listed_and_its_topics_are_not_inactive(
     serve: Serve, console: MakeConsole
 ) -> None:
     lookupd = serve(EmbeddedLookupServer())
@@ -282,18 +282,18 @@ def test_an_nsqd_that_is_silent_is_listed_and_its_topics_are_not_inactive(
         nsqd.ask(b"REGISTER orders\n")
         lookupd.post("/topic/create", topic="old")
         running = console(f"--lookupd-http-address={lookupd.http_address}")
-        found = running.get("/api/topics?inactive=true").json()
+        inactive = running.get("/api/topics?inactive=true").json()
         [node] = running.get("/api/nodes").json()["nodes"]
         page = running.get("/lookup").text
 
     assert (node["hostname"], node["http_port"], node["version"]) == ("nsqd", 1, "1.3.0")
     assert node["topics"] == [{"topic": "orders", "tombstoned": False}]
-    assert found["topics"] == {"old": None}
+    assert inactive["topics"] == {"old": None}
     assert re.findall('<th scope="row">(old|orders)<', page) == ["old"]
-    assert found["message"].startswith("WARNING: cannot connect to ")
+    assert inactive["message"].startswith("WARNING: cannot connect to ")
 
 
-def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
+def test_one_nsqd_down_is_a_warning_and_all_down_are_an_error(
     any_nsqd: AnyNsqd, console: MakeConsole
 ) -> None:
     nsqd = any_nsqd()
@@ -301,19 +301,21 @@ def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
     here, dead = f"--nsqd-http-address={nsqd.http_address}", "--nsqd-http-address=127.0.0.1:1"
 
     running = console(here, dead, "--allow-changes")
-    nobody = console(dead).get("/api/topics/orders")
+    unreachable = console(dead).get("/api/topics/orders")
 
     answers = [running.get(path) for path in ("/api/topics", "/api/topics/orders")]
-    for partly in (*answers, running.post("/api/topics/orders", '{"action":"pause"}')):
-        assert partly.status == 200
-        assert partly.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
+    for answer in (*answers, running.post("/api/topics/orders", '{"action":"pause"}')):
+        assert answer.status == 200
+        assert answer.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
     for path in ("/api/nodes/127.0.0.1:1", "/api/topics/orders/c"):
         assert running.get(path).status == 502
-    assert nobody.status == 502
-    assert nobody.json()["message"].startswith("UPSTREAM_ERROR: failed to query any nsqd: cannot")
+    assert unreachable.status == 502
+    assert unreachable.json()["message"].startswith(
+        "UPSTREAM_ERROR: failed to query any nsqd: cannot"
+    )
 
 
-def test_a_body_is_read_as_nsqadmin_does_or_refused() -> None:
+def test_a_body_is_read_like_nsqadmin_or_refused() -> None:
     assert read_body(b' {"Topic":"a","other":[1]} and more') == {"topic": "a"}
     wrong = {b"": "EOF", b" \n": "EOF", b"[1]": "not an object", b'{"topic":1}': "wrong type"}
     wrong |= dict.fromkeys((b"x", b"[" * 100_000, b"\xff", b'{"x":NaN}'), "invalid JSON")
@@ -322,7 +324,7 @@ def test_a_body_is_read_as_nsqadmin_does_or_refused() -> None:
             read_body(body)
 
 
-def test_latencies_are_weighed_by_count_and_the_newest_version_is_found() -> None:
+def test_latencies_are_weighted_by_count_and_the_newest_version_wins() -> None:
     def part(count: int, value: float) -> dict[str, Any]:
         one = {"average": value, "count": count, "max": value, "min": value, "quantile": 0.5}
         return {"count": count, "percentiles": [one]}

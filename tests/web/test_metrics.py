@@ -1,4 +1,4 @@
-"""/metrics of the whole cluster, its dashboard and alerts, and what is shown of who is gone."""
+"""/metrics of the whole cluster, its dashboard and alerts, and nsqd that are down."""
 
 import html
 import json
@@ -25,7 +25,7 @@ METRIC = re.compile(r"\bnsq_[a-z0-9_]+")
 
 
 def scrape(url: str) -> dict[str, list[Any]]:
-    """The samples by name, as Prometheus' own library reads them."""
+    """Return the samples by name, as the library of Prometheus parses them."""
     answer = ask(url + "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -38,7 +38,7 @@ def scrape(url: str) -> dict[str, list[Any]]:
     return samples
 
 
-def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_there_are(
+def test_a_scrape_has_every_metric_of_the_dashboard_and_alerts(
     lookupd: GoNsqlookupd,
     go_nsqd: MakeNsqd,
     consume: Consume,
@@ -58,23 +58,23 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
     samples = scrape(url)
 
     depth = {
-        (each.labels["node"], each.labels["topic"], each.labels["channel"]): each.value
-        for each in samples["nsq_channel_depth"]
+        (row.labels["node"], row.labels["topic"], row.labels["channel"]): row.value
+        for row in samples["nsq_channel_depth"]
     }
     assert len(depth) == 2
     assert depth[second.http_address, "orders", "archive"] == 2
-    assert {each.value for each in samples["nsq_topic_message_bytes_total"]} == {6}
-    assert {each.value for each in samples["nsq_topic_messages_total"]} == {2}
-    assert [each.labels["version"] for each in samples["nsq_node_info"]] == ["1.3.0", "1.3.0"]
+    assert {row.value for row in samples["nsq_topic_message_bytes_total"]} == {6}
+    assert {row.value for row in samples["nsq_topic_messages_total"]} == {2}
+    assert [row.labels["version"] for row in samples["nsq_node_info"]] == ["1.3.0", "1.3.0"]
     [found] = samples["nsq_lookupd_up"]
     assert (found.labels["lookupd"], found.value) == (lookupd.http_address, 1)
-    assert {each.value for each in samples["nsq_up"]} == {1}
+    assert {row.value for row in samples["nsq_up"]} == {1}
 
     def has_latency() -> dict[str, list[Any]] | None:
         samples = scrape(url)
         return samples if "nsq_e2e_latency_seconds" in samples else None
 
-    known = set(wait_until(has_latency, what="a latency", timeout_s=20))
+    metric_names = set(wait_until(has_latency, what="a latency", timeout_s=20))
     dashboard = run_nsq(["web", "--print", "dashboard"]).out.decode()
     alerts = run_nsq(["web", "--print", "alerts"]).out.decode()
 
@@ -83,16 +83,16 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
     rules = [rule for group in yaml.safe_load(alerts)["groups"] for rule in group["rules"]]
     assert {"alert", "expr", "labels", "annotations"} <= set(rules[0])
     for text in (*expressions, *(rule["expr"] for rule in rules)):
-        assert set(METRIC.findall(text)) <= known, text
+        assert set(METRIC.findall(text)) <= metric_names, text
         assert METRIC.search(text), text
         for opening, closing in ("()", "{}", "[]"):
             assert text.count(opening) == text.count(closing), text
-    assert set(METRIC.findall(dashboard + alerts)) <= known
-    # the alerts are about the problems of the console, in its words
-    words = {each.severity.word for each in Fault} | {each.word for each in Fault}
-    asked = re.findall(r'nsq_problem{\w+="(.*?)"', " ".join(rule["expr"] for rule in rules))
-    assert {"critical", "warning", "paused"} == set(asked) <= words
-    # and it is said of what there is by the labels that it has
+    assert set(METRIC.findall(dashboard + alerts)) <= metric_names
+    # the alerts use the console's names of problems
+    words = {fault.severity.word for fault in Fault} | {fault.word for fault in Fault}
+    in_alerts = re.findall(r'nsq_problem{\w+="(.*?)"', " ".join(rule["expr"] for rule in rules))
+    assert {"critical", "warning", "paused"} == set(in_alerts) <= words
+    # summaries use only labels that the metrics have
     labels = {name: set(samples[0].labels) for name, samples in scrape(url).items()}
     for rule in rules:
         for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
@@ -100,7 +100,7 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
             assert label == "instance" or label in labels[names[0]], rule["alert"]
 
 
-def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
+def test_hostile_names_stay_inside_their_labels(
     hostile_cluster: HostileCluster, console: MakeConsole
 ) -> None:
     here = hostile_cluster.http_address
@@ -125,9 +125,9 @@ WAIT_S = sampling.COUNTED_S + 20
 
 
 def up(url: str, daemon: str = "node") -> dict[str, float]:
-    """Whether each nsqd is up, or each ``lookupd``, by address."""
+    """Return by address whether each nsqd, or each ``lookupd``, is up."""
     samples = scrape(url)["nsq_up" if daemon == "node" else "nsq_lookupd_up"]
-    return {each.labels[daemon]: each.value for each in samples}
+    return {sample.labels[daemon]: sample.value for sample in samples}
 
 
 def text_of(url: str, path: str) -> str:
@@ -137,13 +137,13 @@ def text_of(url: str, path: str) -> str:
 
 
 def find_problems(url: str) -> str:
-    """The text of the first page's list of problems."""
-    found = re.search(r'<section id="problems".*?</section>', text_of(url, "/"), re.S)
-    assert found is not None
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", found[0])).split())
+    """Return the text of the list of problems on the first page."""
+    section = re.search(r'<section id="problems".*?</section>', text_of(url, "/"), re.S)
+    assert section is not None
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", section[0])).split())
 
 
-def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
+def test_a_dead_nsqd_is_down_and_a_critical_problem_until_it_is_back(
     cluster: RunningCluster, serve_pages: ServePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
@@ -151,28 +151,28 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
         nsqd.create_channel("orders", "billing")
         nsqd.publish("orders", *[b"x"] * 5)
     cluster.wait_for_topic("orders", 2)
-    lookupds = [each.http_address for each in cluster.lookupds]
+    lookupds = [lookupd.http_address for lookupd in cluster.lookupds]
     url = serve_pages(lookupd_http=lookupds, access=HTTPAccess(timeout_s=patience_s(0.5)))
     dead, living = (nsqd.http_address for nsqd in cluster.nsqds)
     wait_until(lambda: up(url) == {dead: 1, living: 1}, what="both are seen")
     cluster.nsqds[0].kill()
     wait_until(
-        lambda: all(len(each.json("/nodes")["producers"]) == 1 for each in cluster.lookupds),
+        lambda: all(len(lookupd.json("/nodes")["producers"]) == 1 for lookupd in cluster.lookupds),
         what="nsqlookupd has forgotten it",
         timeout_s=20,
     )
 
     wait_until(lambda: up(url) == {dead: 0, living: 1}, what="it is down", timeout_s=WAIT_S)
 
-    def is_told() -> bool:  # the living one may be late for a moment
-        found = find_problems(url)
+    def is_told() -> bool:  # the running nsqd may be late for a moment
+        text = find_problems(url)
         samples = scrape(url)
-        problems = [set(each.labels.values()) for each in samples["nsq_problem"]]
+        problems = [set(sample.labels.values()) for sample in samples["nsq_problem"]]
         return (
-            "5 messages when last seen " in found
-            and "5 waiting" in found  # of the other one alone
+            "5 messages when last seen " in text
+            and "5 waiting" in text  # only of the other nsqd
             and "<b>1</b> of 2 nsqd respond" in text_of(url, "/")
-            and {each.labels["node"] for each in samples["nsq_channel_depth"]} == {living}
+            and {sample.labels["node"] for sample in samples["nsq_channel_depth"]} == {living}
             and {"critical", "gone", "", dead} in problems
         )
 
@@ -188,11 +188,11 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
         assert left_out.replace(":", "%3A", 1) in text_of(url, path)
         assert "<b>5</b> <small>without 1 nsqd</small>" in text_of(url, path)
 
-    for lookupd in cluster.lookupds:  # those that are processes hang, the others are dead
+    for lookupd in cluster.lookupds:  # Go processes are stopped, embedded ones are killed
         getattr(lookupd, "pause", lookupd.kill)()
     missed = dict.fromkeys(lookupds, 0)
     wait_until(lambda: up(url, "lookupd") == missed, what="they are missed", timeout_s=WAIT_S)
-    # which changes nothing about the nsqd
+    # the state of the nsqd does not change
     wait_until(lambda: up(url) == {dead: 0, living: 1}, what="all else", timeout_s=WAIT_S)
     assert all(address in find_problems(url) for address in lookupds)
     for path in ("/nodes", "/topics/orders/billing", f"/nodes/{living}"):

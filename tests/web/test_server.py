@@ -1,4 +1,4 @@
-"""What the console sends and holds: its socket, its streams, and a large cluster."""
+"""The console as a server: connections, streams, compression, and a large cluster."""
 
 import gzip
 import json
@@ -78,13 +78,15 @@ def test_no_password_of_an_address_is_shown(console: MakeConsole, go_nsqd: MakeN
 
     paths = ["/", "/nodes", f"/nodes/{nsqd.http_address}", "/lookup", "/metrics", "/api/nodes"]
     paths += ["/api/topics", "/topics/t", "/api/topics/t"]
-    shown = {path: running.get(path).text for path in paths}
-    assert [path for path, text in shown.items() if secret in text] == []
+    texts = {path: running.get(path).text for path in paths}
+    assert [path for path, text in texts.items() if secret in text] == []
     assert secret not in running.log
     assert "Traceback" not in running.log
 
 
-def test_what_many_ask_for_is_compressed_and_kept(console: MakeConsole, go_nsqd: MakeNsqd) -> None:
+def test_pages_are_compressed_and_static_files_are_cached(
+    console: MakeConsole, go_nsqd: MakeNsqd
+) -> None:
     nsqd = go_nsqd()
     nsqd.create_channel("orders", "work")
     running = console(f"--nsqd-http-address={nsqd.http_address}", "--refresh=100ms")
@@ -105,31 +107,35 @@ def test_what_many_ask_for_is_compressed_and_kept(console: MakeConsole, go_nsqd:
     with urllib.request.urlopen(request, timeout=patience_s(20)) as stream:
         unpack = zlib.decompressobj(wbits=31)
         text = b""
-        while text.count(b"event: pieces") < 3:  # across events that were packed for others
+        while text.count(b"event: pieces") < 3:  # events that were compressed once for all streams
             text += unpack.decompress(stream.read1())
-            # its links are those of a page, for which this sample was rendered, too
+            # the links are those of a normal page, although the stream rendered this sample
             assert "live=1" not in running.get("/topics/orders").text
     assert b"orders" in text
 
 
-def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running: Console) -> None:
+def test_silent_connections_and_closed_streams_lock_nobody_out(running: Console) -> None:
     descriptors = Path(f"/proc/{running.process.pid}/fd")
-    asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % urlsplit(running.url).netloc.encode()
+    stream_request = (
+        b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % urlsplit(running.url).netloc.encode()
+    )
     assert running.get("/").status == 200
-    before = len(list(descriptors.iterdir()))
+    descriptors_before = len(list(descriptors.iterdir()))
 
     for _ in range(5):
         with ExitStack() as stack:
             for _ in range(20):
                 stream = stack.enter_context(connected(running))
-                stream.sendall(asked)
+                stream.sendall(stream_request)
                 assert b"Transfer-Encoding: chunked" in stream.recv(1 << 16)
-    wait_until(lambda: len(list(descriptors.iterdir())) <= before + 5, what="all are closed")
+    wait_until(
+        lambda: len(list(descriptors.iterdir())) <= descriptors_before + 5, what="all are closed"
+    )
 
     for _ in range(MAX_REQUESTS + 10):
         with connected(running) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.sendall(asked)  # and closed with a reset, before it is answered
+            client.sendall(stream_request)  # closed with a reset before the answer
 
     wait_until(lambda: running.get("/").status == 200, what="there is room", timeout_s=20)
 
@@ -137,17 +143,17 @@ def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running:
         many = range(MAX_REQUESTS + 10)
         silent = [stack.enter_context(connected(running)) for _ in many]
         assert running.get("/ping").status == 200
-        assert silent[0].recv(1) == b""  # it waited longest
+        assert silent[0].recv(1) == b""  # the longest idle connection
 
 
-def test_the_connections_that_waited_longest_make_room() -> None:
+def test_the_longest_idle_connections_are_closed_for_new_ones() -> None:
     idle: Any = IdleConnections(most=3, most_of_one=2)
     aborted: list[str] = []
     a, b, c, d, e = (Mock(abort=partial(aborted.append, name)) for name in "abcde")
     for connection in (a, b, c):
         idle.add(connection, "10.0.0.1", 10.0, 100.0)
     idle.close_late(14.9)
-    assert aborted == []  # their requests may be on the way
+    assert aborted == []  # their requests may still arrive
     idle.close_late(15.0)
     assert aborted == ["a"]  # the oldest of three of one address
     idle.remove(b)
@@ -169,14 +175,14 @@ def make_queues(nsqd: Nsqd, topics: range) -> None:
 
 
 def events(url: str) -> Generator[dict[str, Any], None, None]:
-    """The changes that an open page is sent."""
+    """Yield the changes that are sent to an open page."""
     with urllib.request.urlopen(url, timeout=patience_s(20)) as stream:
         for line in stream:
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])
 
 
-def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
+def test_many_queues_are_paged_and_only_changes_are_sent(
     console: MakeConsole, embedded_nsqd: AnyNsqd
 ) -> None:
     nsqd = embedded_nsqd()
@@ -186,20 +192,22 @@ def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
 
     page = ask(url + "/")
     with closing(events(url + "/?live=1")) as changes:
-        whole = next(changes)
-        # rates and sparklines appear with the first samples; then there is only another time
-        wait_until(lambda: len(str(next(changes))) < len(str(whole)) / 10, what="a small change")
+        first_change = next(changes)
+        # Rates and sparklines appear with the first samples. Then only the time changes.
+        wait_until(
+            lambda: len(str(next(changes))) < len(str(first_change)) / 10, what="a small change"
+        )
         nsqd.publish("topic-0007", b"1")
         [change] = wait_until(
-            lambda: [each for each in [next(changes)] if "topic-0007" in str(each["parts"])],
+            lambda: [event for event in [next(changes)] if "topic-0007" in str(event["parts"])],
             what="the change of that topic",
         )
 
     assert page.text.count('<tr data-part="row-') == PAGE_LINES
     assert len(page.body) < 100_000
     assert "page=2" in page.text
-    assert '<tr data-part="row-' in ask(url + "/?page=99").text  # the last one
-    assert len(whole["lists"]["rows"]) == PAGE_LINES
+    assert '<tr data-part="row-' in ask(url + "/?page=99").text  # the last page
+    assert len(first_change["lists"]["rows"]) == PAGE_LINES
     top = [html for name, html in change["parts"].items() if name.startswith("row-")]
     assert sum("topic-0007" in html for html in top) == CHANNELS
 
@@ -227,11 +235,12 @@ def test_a_large_cluster_is_shown_within_a_second(
         "/topics/topic-%04d",
         "/topics/topic-%04d/channel-1",
     ):
-        # of several, which others than this may hold up, and of none twice, which would be kept
+        # The fastest of several requests, as other processes may slow some down. No address is
+        # requested twice, as its page would be cached.
         assert min(took_s(path % number) for number in range(1, 6)) < 1, path
 
 
-def test_an_nsqd_that_is_not_well_is_not_said_to_be_silent(
+def test_an_unhealthy_nsqd_is_not_reported_as_silent(
     console: MakeConsole, go_nsqd: MakeNsqd, run_nsq: RunNsq
 ) -> None:
     nsqd = go_nsqd("-mem-queue-size=0")
@@ -242,11 +251,14 @@ def test_an_nsqd_that_is_not_well_is_not_said_to_be_silent(
     assert "NOK - open" in run_nsq(["ping", at]).out.decode()
     running = console(at, "--refresh=100ms")
     pages = {"/nodes": "not well", f"/nodes/{nsqd.http_address}": "It is not well:</b> NOK - open"}
-    for page, told in pages.items():
-        wait_until(lambda page=page, told=told: told in running.get(page).text, what=told)
+    for page, status_text in pages.items():
+        wait_until(
+            lambda page=page, status_text=status_text: status_text in running.get(page).text,
+            what=status_text,
+        )
 
 
-def test_the_lines_of_channels_are_those_of_the_page_when_others_become_deeper(
+def test_charted_channels_stay_the_same_when_others_become_deeper(
     console: MakeConsole, go_nsqd: MakeNsqd
 ) -> None:
     nsqd = go_nsqd()

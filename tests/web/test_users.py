@@ -29,7 +29,7 @@ subscribe = {{ 'orders\\.eu' = ['audit'] }}
 
 @pytest.fixture
 def nsqd(any_nsqd: AnyNsqd, lookupd: GoNsqlookupd) -> Nsqd:
-    """An nsqd with topics of ann, a channel of bob, and a topic of neither."""
+    """An nsqd with topics of ann, a channel of bob, and a topic that neither may see."""
     nsqd = any_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
     for topic, channel in (
         ("orders.eu", "audit"), ("orders.eu", "billing"), ("orders.us", "all"),
@@ -70,16 +70,16 @@ def look(console: Console, user: str, path: str, method: str = "GET", **more: An
 
 def form(console: Console, user: str, path: str, **fields: str) -> Answer:
     """Send the form of a page with its token."""
-    shown = look(console, user, path)
-    token = re.search(r'name="csrf_token" value="([^"]+)"', shown.text)
+    page_of_form = look(console, user, path)
+    token = re.search(r'name="csrf_token" value="([^"]+)"', page_of_form.text)
     if token is None:
-        return shown
+        return page_of_form
     kind = {"Content-Type": "application/x-www-form-urlencoded"}
     body = urlencode({"csrf_token": token[1], **fields})
     return look(console, user, path, "POST", body=body, headers=kind)
 
 
-def test_a_user_finds_nothing_of_others_on_any_page(served: Console, nsqd: Nsqd) -> None:
+def test_no_page_shows_topics_that_the_user_may_not_see(served: Console, nsqd: Nsqd) -> None:
     names = {"topic": "orders.eu", "channel": "audit", "node": nsqd.http_address}
     pages = [page.format(**names) for page in PAGES if page != "/consumer"]
     pages += ["/metrics", "/series", "/series?topic=orders.eu", "/messages?topic=orders.eu"]
@@ -98,13 +98,13 @@ def test_a_user_finds_nothing_of_others_on_any_page(served: Console, nsqd: Nsqd)
 SAMPLE_TIME = re.compile(r"\d+\.\d+|\d\d:\d\d:\d\d")
 
 
-def test_a_hidden_topic_answers_as_one_that_does_not_exist(served: Console) -> None:
+def test_a_hidden_topic_answers_like_a_missing_one(served: Console) -> None:
     for path in ("/api/topics/{}", "/api/topics/{}/secret", "/topics/{}", "/topics/{}/secret"):
         hidden, missing = (
             look(served, "bob", path.format(topic)) for topic in ("payroll", "missing")
         )
         assert hidden.status == missing.status
-        # another sample may have come meanwhile
+        # another sample may have been taken meanwhile
         texts = (SAMPLE_TIME.sub("", answer.text) for answer in (hidden, missing))
         assert next(texts).replace("payroll", "missing") == next(texts)
 
@@ -124,12 +124,12 @@ def test_a_user_changes_only_what_the_file_allows(served: Console) -> None:
 
 
 def test_a_form_for_a_change_that_is_not_allowed_shows_no_plan(served: Console) -> None:
-    shown = look(served, "bob", "/act?action=delete&topic=payroll")
-    assert shown.status == 403
-    assert "secret" not in shown.text
+    answer = look(served, "bob", "/act?action=delete&topic=payroll")
+    assert answer.status == 403
+    assert "secret" not in answer.text
 
 
-def test_a_user_reads_only_messages_that_it_may_subscribe_to(served: Console) -> None:
+def test_a_user_reads_only_messages_of_subscribable_channels(served: Console) -> None:
     read = form(served, "bob", "/messages?topic=orders.eu&channel=audit", count="1", for_s="2")
     assert "order 1" in read.text
     for user, place in (
@@ -140,7 +140,7 @@ def test_a_user_reads_only_messages_that_it_may_subscribe_to(served: Console) ->
         assert look(served, user, f"/messages?{place}").status == 403
 
 
-def test_a_removed_user_is_refused_and_one_with_fewer_topics_sees_fewer(
+def test_changes_of_the_users_file_apply_to_running_consoles(
     served: Console, tmp_path: Path
 ) -> None:
     (tmp_path / "users.toml").write_text(ANN.replace("orders", "carts"))

@@ -1,4 +1,4 @@
-"""The watcher: samples for all who look, consumers for who asks, and no waiting for the dead."""
+"""The watcher: shared samples, consumers on demand, and an end without waiting."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
     return started
 
 
-def test_samples_come_again_and_again_for_threads_and_coroutines(
+def test_samples_continue_after_a_failure_and_a_clock_set_back(
     nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with watching(nsqd.http_address) as watcher:
@@ -60,9 +60,9 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(
             fault = Mock(side_effect=RuntimeError("can't start new thread"))
             patch.setattr(threading.Thread, "start", fault)
             wait_until(lambda: caplog.records, what="a sample failed")
-        told = {(each.getMessage(), each.exc_info) for each in caplog.records}
-        assert told == {("a sample failed: can't start new thread", False)}
-        ahead = watcher.latest = first._replace(time_s=1e12)  # then the clock was set back
+        logged = {(record.getMessage(), record.exc_info) for record in caplog.records}
+        assert logged == {("a sample failed: can't start new thread", False)}
+        ahead = watcher.latest = first._replace(time_s=1e12)  # as if the clock was set back since
         second = asyncio.run(watcher.newer(ahead, patience_s(20)))
 
         assert second is not None
@@ -73,7 +73,7 @@ def test_samples_come_again_and_again_for_threads_and_coroutines(
         assert watcher.history.series([("", "orders", "billing")], "depth", since_s=0)
 
 
-def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
+def test_a_wait_ends_with_its_timeout_or_the_watcher(nsqd: Nsqd) -> None:
     with watching(nsqd.http_address, refresh_s=1000) as watcher, ThreadPoolExecutor() as threads:
         only = asyncio.run(watcher.newer(None, patience_s(20)))
         assert asyncio.run(watcher.newer(only, 0.01)) is None
@@ -87,25 +87,25 @@ def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
         assert [wait.result(patience_s(10)) for wait in waits] == [None] * 3
 
 
-def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
-    recent, asked, may_answer = RecentAnswers(), [], threading.Event()
+def test_concurrent_and_recent_requests_share_an_answer() -> None:
+    recent, calls, may_answer = RecentAnswers(), [], threading.Event()
 
     def ask(_: object) -> object:
-        asked.append(True)
+        calls.append(True)
         may_answer.wait(patience_s(20))
         return object()
 
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(recent.get, "orders", ask, "now") for _ in range(4)]
         may_answer.set()
-        found = {id(answer.result()) for answer in answers}
+        identities = {id(answer.result()) for answer in answers}
 
-    assert (len(found), len(asked)) == (1, 1)
+    assert (len(identities), len(calls)) == (1, 1)
     assert recent.get("clicks", ask, "now") is not recent.get("orders", ask, "now")
     assert recent.get("orders", ask, "later") is not recent.get("orders", ask, "now")
 
 
-def test_samples_that_cost_too_much_are_taken_less_often() -> None:
+def test_expensive_samples_are_taken_less_often() -> None:
     with Cluster(ClusterAddresses(["127.0.0.1:1"])) as cluster:
         watcher = Watcher(cluster, 2.0)
         watcher._note_cost(0.01)
@@ -119,20 +119,22 @@ def test_samples_that_cost_too_much_are_taken_less_often() -> None:
         assert watcher.interval_s == 2.0
 
 
-def test_who_listens_to_messages_does_not_hold_up_the_end(
+def test_listening_to_messages_does_not_delay_the_end(
     nsqd: Nsqd, in_background: InBackground
 ) -> None:
     with Cluster(ClusterAddresses([nsqd.http_address])) as cluster:
         context = actions.WebContext(WebSettings(), cluster, ClientOptions())
-        asked = [nsqd.tcp_address], "orders", "billing", 1, 3600.0
-        listening = in_background(messages.take_messages, context, *asked, lambda _: None)
+        arguments = [nsqd.tcp_address], "orders", "billing", 1, 3600.0
+        listening = in_background(messages.take_messages, context, *arguments, lambda _: None)
         wait_until(lambda: context.listening, what="it listens")
         context.stop()
         with pytest.raises(NsqError, match="is being stopped"):
             listening.result(patience_s(20))
 
 
-def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd]) -> None:
+def test_a_plan_to_delete_names_producers_that_create_the_topic_again(
+    go_nsqd: Callable[..., Nsqd],
+) -> None:
     nsqd = go_nsqd()
     with (
         Producer(nsqd.tcp_address) as producer,
@@ -146,7 +148,7 @@ def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd
     assert note.startswith(f"1 connected producers have published to it on {nsqd.http_address}")
 
 
-def test_a_change_has_to_make_sense() -> None:
+def test_an_invalid_change_is_refused() -> None:
     for action, topic, channel, node in (
         (Action.PAUSE, "a b", "", ""),
         (Action.PAUSE, "a", "c/d", ""),
@@ -158,7 +160,7 @@ def test_a_change_has_to_make_sense() -> None:
             TopicChange(action=action, topic=topic, channel=channel, node=node)
 
 
-def test_a_full_disk_leaves_no_part_of_a_line_in_the_audit_log(small_disk: Path) -> None:
+def test_a_full_disk_leaves_no_partial_line_in_the_audit_log(small_disk: Path) -> None:
     path, spare = small_disk / "audit", small_disk / "spare"
     audit = AuditFile(path)
     spare.write_bytes(bytes(40 << 10))
@@ -172,7 +174,7 @@ def test_a_full_disk_leaves_no_part_of_a_line_in_the_audit_log(small_disk: Path)
     assert states[-1] == "done"
 
 
-def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(
+def test_a_stopped_notifier_reports_what_a_hanging_endpoint_missed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(actions, "STOP_S", 0.01)
@@ -182,7 +184,7 @@ def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         notifier = actions.Notifier(url)
         notifier.notify(change, origin)
-        with silent.accept()[0]:  # the first one is on its way
+        with silent.accept()[0]:  # the first one is being sent
             for _ in range(4):
                 notifier.notify(change, origin)
             notifier.stop()

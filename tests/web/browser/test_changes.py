@@ -1,4 +1,4 @@
-"""Everything that can be done to a cluster, done with a browser to a Go nsqd."""
+"""Every change that the console can make, made in a browser on a Go nsqd."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Site(NamedTuple):
     lookupd: GoNsqlookupd
 
     def fill(self, topic: str) -> None:
-        """Make a topic with a channel that has five messages."""
+        """Create a topic with a channel that has five messages."""
         self.nsqd.create_channel(topic, "work")
         self.nsqd.publish(topic, *(b"%d" % n for n in range(5)))
         wait_until(lambda: self.nsqd.depth(topic, "work") == 5, what="the messages are there")
         self.wait_for(f"{topic}/work")
 
     def wait_for(self, queue: str) -> None:
-        """Wait until it is sampled."""
+        """Wait until the queue is sampled."""
         wait_until(lambda: ask(f"{self.url}/topics/{queue}").status == 200, what="it is sampled")
 
 
@@ -87,14 +87,14 @@ def test_a_topic_and_a_channel_are_created(site: Site, open_page: OpenPage) -> N
     assert site.nsqd.depth("made.here", "archive") == 0
 
 
-def test_a_channel_is_paused_goes_on_and_is_emptied_once_its_name_is_typed(
+def test_a_channel_is_paused_unpaused_and_emptied_after_typing_its_name(
     site: Site, open_page: OpenPage
 ) -> None:
     site.fill("pausing")
     tab = open_page(site.url + "/topics/pausing/work")
     page = tab.page
 
-    for done, offered in (("pause", "Unpause"), ("unpause", "Pause")):  # by somebody else
+    for done, offered in (("pause", "Unpause"), ("unpause", "Pause")):  # changed elsewhere
         site.nsqd.post(f"/channel/{done}", topic="pausing", channel="work")
         page.get_by_role("link", name=offered, exact=True).wait_for()
     page.get_by_role("link", name="Pause", exact=True).click()
@@ -122,7 +122,7 @@ def test_a_channel_is_paused_goes_on_and_is_emptied_once_its_name_is_typed(
     tab.complaints.clear()  # of the status 400
 
 
-def test_a_topic_is_emptied_with_its_channels_when_that_is_asked_for_deleted_and_taken_away(
+def test_a_topic_is_emptied_with_its_channels_deleted_and_tombstoned(
     site: Site, open_page: OpenPage
 ) -> None:
     site.fill("whole")
@@ -155,27 +155,25 @@ def test_a_channel_is_emptied_on_one_of_two_nsqd(
             nsqd.create_channel("split", "work")
             nsqd.publish("split", b"1", b"2")
             wait_until(lambda nsqd=nsqd: nsqd.depth("split", "work") == 2, what="its messages")  # type: ignore[misc]
-        here, there = site.nsqd.http_address, other.http_address
-        url = serve_pages(nsqd_http=[here, there], allow_changes=True)
-        page = open_page(f"{url}/act?action=empty&topic=split&node={there}").page
-        shown = page.locator("main").inner_text()
-        assert "Empty its channels too (2 messages)" in shown  # of those that are there
-        assert "keep their" not in shown
+        own_address, other_address = site.nsqd.http_address, other.http_address
+        url = serve_pages(nsqd_http=[own_address, other_address], allow_changes=True)
+        page = open_page(f"{url}/act?action=empty&topic=split&node={other_address}").page
+        page_text = page.locator("main").inner_text()
+        assert "Empty its channels too (2 messages)" in page_text  # the messages on that nsqd
+        assert "keep their" not in page_text
         page.goto(f"{url}/topics/split/work")
 
-        row = page.locator("table[aria-label='On each nsqd'] tr", has_text=there)
-        row.get_by_role("link", name=f"Empty on {there}").click()
-        shown = page.locator("main").inner_text()
-        assert f"on {there}" in shown
-        assert here not in shown
+        row = page.locator("table[aria-label='On each nsqd'] tr", has_text=other_address)
+        row.get_by_role("link", name=f"Empty on {other_address}").click()
+        page_text = page.locator("main").inner_text()
+        assert f"on {other_address}" in page_text
+        assert own_address not in page_text
         confirm(page, "Empty", "work")
         wait_until(lambda: other.depth("split", "work") == 0, what="it is empty there")
         assert site.nsqd.depth("split", "work") == 2
 
 
-def test_messages_are_shown_as_copies_where_that_takes_none_from_a_channel(
-    site: Site, open_page: OpenPage
-) -> None:
+def test_copies_of_messages_are_shown_without_taking_any(site: Site, open_page: OpenPage) -> None:
     site.nsqd.publish("backlog", b"1", b"2")
     site.wait_for("backlog")
     tab = open_page(site.url + "/messages?topic=backlog")
@@ -203,18 +201,18 @@ def test_messages_are_shown_as_copies_where_that_takes_none_from_a_channel(
     finally:
         stopped.set()
         publisher.join()
-    shown = page.locator("article pre").all_inner_texts()
-    assert '{\n  "name": "<script>alert(1)</script>",\n  "n": 1.50,\n  "n": 2\n}' in shown
-    assert any(r"\u202e" in text for text in shown)
-    kept = site.nsqd.channel_stats("read", "work")
-    assert kept["depth"] == kept["message_count"]
+    bodies = page.locator("article pre").all_inner_texts()
+    assert '{\n  "name": "<script>alert(1)</script>",\n  "n": 1.50,\n  "n": 2\n}' in bodies
+    assert any(r"\u202e" in text for text in bodies)
+    channel = site.nsqd.channel_stats("read", "work")
+    assert channel["depth"] == channel["message_count"]
     wait_until(
         lambda: len(site.nsqd.topic_stats("read")["channels"]) == 1,
         what="the channel of its own is gone",
     )
 
 
-def test_a_look_at_a_channel_gives_its_messages_back(site: Site, open_page: OpenPage) -> None:
+def test_peeking_at_a_channel_requeues_its_messages(site: Site, open_page: OpenPage) -> None:
     site.fill("waiting")
     page = open_page(site.url + "/topics/waiting/work").page
 
@@ -228,7 +226,7 @@ def test_a_look_at_a_channel_gives_its_messages_back(site: Site, open_page: Open
     assert (channel["channel_name"], channel["requeue_count"]) == ("work", 5)
 
 
-def test_a_console_that_is_read_only_refuses_all_and_any_a_form_without_its_token(
+def test_changes_need_permission_and_the_token_of_the_form(
     site: Site, serve_pages: ServePages, open_page: OpenPage
 ) -> None:
     url = serve_pages(nsqd_http=[site.nsqd.http_address])
@@ -240,7 +238,7 @@ def test_a_console_that_is_read_only_refuses_all_and_any_a_form_without_its_toke
     assert "read-only" in tab.page.locator("main").inner_text()
     for path in ("/act?action=delete&topic=first", "/messages?topic=first"):
         assert ask(url + path, "POST", body="confirm=first").status == 403
-    # and the other one takes no form without its token
+    # the console that allows changes refuses a form without its token
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     delete = site.url + "/act?action=delete&topic=first"
     for token in ("", "csrf_token=wrong&"):

@@ -1,4 +1,4 @@
-"""The pages in a real browser, on a cluster of Go daemons with consumers and a problem or two."""
+"""The pages in a real browser, on a cluster of Go daemons with consumers and problems."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ from nsqtools.client.options import ClientOptions
 
 pytestmark = pytest.mark.real_nsqd
 
-# not as a script of the page, which its policy does not let in
+# It is evaluated, as the policy of the pages forbids foreign scripts.
 AXE = (Path(next(iter(axe_core_python.__path__))) / "axe.min.js").read_text() + "; undefined"
 LONG = "a-channel-whose-name-is-as-long-as-a-name-can-be-" + "x" * 15
 
@@ -78,10 +78,10 @@ CUT_NUMBERS = (
     ".filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)"
     ".map(each => each.textContent)"
 )
-"""Figures of which a part is not visible."""
+"""Numbers that are partly hidden."""
 
 
-def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
+def test_every_page_is_accessible_and_fits_desktops_and_phones(
     site: Site, open_page: OpenPage
 ) -> None:
     tab = open_page(site.url + "/")
@@ -99,18 +99,18 @@ def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
 
 
 def findings(tab: Tab, *rules: str) -> list[str]:
-    """What axe-core objects to, by some rules, or all."""
+    """Return the violations that axe-core finds, of some rules or of all."""
     tab.page.evaluate(AXE)
     only = f", runOnly: {list(rules)}" if rules else ""
-    found = tab.page.evaluate(f"axe.run(document, {{resultTypes: ['violations']{only}}})")
+    results = tab.page.evaluate(f"axe.run(document, {{resultTypes: ['violations']{only}}})")
     return [
         f"{finding['id']}: {node['html'][:120]} {node['failureSummary'][:160]}"
-        for finding in found["violations"]
+        for finding in results["violations"]
         for node in finding["nodes"][:3]
     ]
 
 
-def test_a_new_topic_joins_the_table_and_the_focus_stays(site: Site, open_page: OpenPage) -> None:
+def test_a_new_topic_joins_the_table_and_the_focus_is_kept(site: Site, open_page: OpenPage) -> None:
     tab = open_page(site.url + "/")
     row = tab.page.locator("tbody tr", has_text="orders/archive")
     row.locator("a").first.focus()
@@ -119,13 +119,13 @@ def test_a_new_topic_joins_the_table_and_the_focus_stays(site: Site, open_page: 
 
     tab.page.locator("tbody tr", has_text="fresh").wait_for()
     assert tab.page.evaluate("document.activeElement.textContent") == "orders/archive"
-    own = open_page(site.url + "/topics/fresh").page
+    topic_page = open_page(site.url + "/topics/fresh").page
     site.nsqd.post("/topic/delete", topic="fresh")
     tab.page.locator("tbody tr", has_text="fresh").wait_for(state="detached")
-    expect(own.locator(".age")).to_contain_text("no nsqd that answers has the topic fresh")
+    expect(topic_page.locator(".age")).to_contain_text("no nsqd that answers has the topic fresh")
 
 
-def test_an_nsqd_that_dies_is_said_and_holds_nothing_up(
+def test_a_dead_nsqd_is_reported_and_blocks_nothing(
     serve_pages: ServePages, open_page: OpenPage, tmp_path: Path
 ) -> None:
     with GoNsqd(tmp_path) as nsqd:
@@ -138,9 +138,7 @@ def test_an_nsqd_that_dies_is_said_and_holds_nothing_up(
     assert nsqd.http_address in problem.inner_text()
 
 
-def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
-    site: Site, open_page: OpenPage
-) -> None:
+def test_a_hidden_or_held_tab_is_not_updated(site: Site, open_page: OpenPage) -> None:
     page = open_page(site.url + "/topics/orphans").page
     age, depth = page.locator(".age"), page.locator(".tile b").first
     page.evaluate("document.body.dataset.same = 'page'")
@@ -148,13 +146,13 @@ def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
     page.keyboard.press("p")
     expect(age).to_contain_text("held")
     held = page.locator(".status time").inner_text()
-    before = int(depth.inner_text())
+    depth_before = int(depth.inner_text())
     site.nsqd.publish("orphans", b"unseen")
     page.wait_for_timeout(3000 * REFRESH_S)
     assert page.locator(".status time").inner_text() == held
-    assert depth.inner_text() == f"{before}"
+    assert depth.inner_text() == f"{depth_before}"
     page.keyboard.press("p")
-    expect(depth).to_have_text(f"{before + 1}")
+    expect(depth).to_have_text(f"{depth_before + 1}")
     assert "held" not in age.inner_text()
 
     hide = (
@@ -165,13 +163,13 @@ def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
     page.evaluate(hide, True)
     site.nsqd.publish("orphans", b"unseen too")
     page.wait_for_timeout(3000 * REFRESH_S)
-    assert depth.inner_text() == f"{before + 1}"
+    assert depth.inner_text() == f"{depth_before + 1}"
     page.evaluate(hide, False)
-    expect(depth).to_have_text(f"{before + 2}")
+    expect(depth).to_have_text(f"{depth_before + 2}")
     assert page.evaluate("document.body.dataset.same") == "page"  # patched, not loaded again
 
 
-def test_keyboard_and_mouse_find_choose_open_and_sort(site: Site, open_page: OpenPage) -> None:
+def test_keyboard_and_mouse_search_select_open_and_sort(site: Site, open_page: OpenPage) -> None:
     page = open_page(site.url + "/").page
 
     page.keyboard.press("?")
@@ -180,7 +178,7 @@ def test_keyboard_and_mouse_find_choose_open_and_sort(site: Site, open_page: Ope
     assert not page.locator("dialog#keys").is_visible()
     page.keyboard.press("/")
     page.keyboard.type("billing")
-    page.wait_for_url("**/?q=billing")  # "bill" is looked up where the next key comes late
+    page.wait_for_url("**/?q=billing")  # a slow next key may search for "bill" first
     by_depth = page.locator("thead a", has_text="Depth")
     expect(by_depth).to_have_attribute("href", "?q=billing&order=asc")
     expect(page.locator("tbody tr")).to_have_count(1)
@@ -204,7 +202,9 @@ def test_keyboard_and_mouse_find_choose_open_and_sort(site: Site, open_page: Ope
     expect(page.locator("tbody th a")).to_have_text(["paused/ledger"])
 
 
-def test_dark_and_light_are_a_key_away_and_stay(site: Site, open_page: OpenPage) -> None:
+def test_a_key_toggles_dark_and_light_and_the_choice_is_kept(
+    site: Site, open_page: OpenPage
+) -> None:
     page = open_page(site.url + "/").page
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
@@ -217,7 +217,7 @@ def test_dark_and_light_are_a_key_away_and_stay(site: Site, open_page: OpenPage)
     assert open_page(site.url + "/", scheme="dark").page.evaluate(ground) == dark
 
 
-def test_without_a_script_every_page_is_whole(site: Site, open_page: OpenPage) -> None:
+def test_every_page_works_without_scripts(site: Site, open_page: OpenPage) -> None:
     page = open_page(site.url + "/?q=billing", script=False).page
     page.locator("tbody a").first.click()
     assert page.locator("h1").inner_text().startswith("billing")
@@ -227,30 +227,28 @@ def test_without_a_script_every_page_is_whole(site: Site, open_page: OpenPage) -
         assert not page.locator("#theme").is_visible()
 
 
-def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
-    site: Site, open_page: OpenPage
-) -> None:
+def test_a_topic_is_charted_as_a_sum_or_per_channel(site: Site, open_page: OpenPage) -> None:
     page = open_page(site.url + "/topics/orders").page
     page.locator(".chart canvas").first.wait_for()
-    told = page.locator(".chart .range").first
+    range_text = page.locator(".chart .range").first
     depths = page.locator("table[aria-label=Channels] td.strong")
 
-    # billing last, once it is empty; the others get an age when the test takes long
+    # billing comes last, once it is empty; the others show an age if the test takes long
     expect(depths).to_have_text([re.compile("^40"), re.compile("^40"), "0"])
-    expect(told).to_contain_text("now: waiting 80")
+    expect(range_text).to_contain_text("now: waiting 80")
     page.get_by_role("link", name="Each channel").click()
-    expect(told).to_contain_text("archive 40")
-    expect(told).to_contain_text(f"{LONG} 40")
+    expect(range_text).to_contain_text("archive 40")
+    expect(range_text).to_contain_text(f"{LONG} 40")
 
-    # and again after a gap, and when the clock is set back
-    page.keyboard.press("p")  # no other point comes
+    # The chart is loaded again after a gap and after the clock was set back.
+    page.keyboard.press("p")  # so that no other point arrives
     for at in (1, time.time() + 3600):
         event = f"new CustomEvent('nsq:point', {{ detail: {{ t: {at} }} }})"
         with page.expect_request("**/series*"):
             page.evaluate(f"document.dispatchEvent({event})")
 
 
-def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(
+def test_problems_of_a_kind_are_one_line_that_opens_to_the_remedy(
     site: Site, open_page: OpenPage
 ) -> None:
     page = open_page(site.url + "/", width=375).page
@@ -258,7 +256,7 @@ def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(
 
     row = page.locator("tbody tr").first.bounding_box()
     assert row is not None
-    assert row["y"] + 60 < 667  # the first queue is there without scrolling on a phone
+    assert row["y"] + 60 < 667  # the first queue is visible on a phone without scrolling
     expect(kind.locator(".amount")).to_have_text("2")
     kind.locator("summary").click()
     expect(kind).to_contain_text("Start its consumers. If nobody needs")
@@ -266,20 +264,20 @@ def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(
     page.wait_for_url("**/topics/orders/archive")
 
 
-def test_the_consumer_is_shown_with_all_that_nsqd_says(site: Site, open_page: OpenPage) -> None:
+def test_a_consumer_is_shown_with_all_details_from_nsqd(site: Site, open_page: OpenPage) -> None:
     page = open_page(site.url + "/topics/orders/billing").page
     row = page.locator("table[aria-label=Consumers] tbody tr").first
     row.wait_for()
 
     assert "biller" in row.inner_text()
     row.locator("a").first.click()
-    shown = page.locator("main").inner_text()
+    page_text = page.locator("main").inner_text()
     for name in ("client id", "hostname", "user agent", "RDY", "in flight", "TLS", " UTC"):
-        assert name in shown
-    assert re.search(r"nsqtools/[0-9.]+", shown)
+        assert name in page_text
+    assert re.search(r"nsqtools/[0-9.]+", page_text)
 
 
-def test_a_page_of_what_is_not_there_says_so(site: Site, open_page: OpenPage) -> None:
+def test_a_page_of_a_missing_object_is_not_found(site: Site, open_page: OpenPage) -> None:
     tab = open_page(site.url + "/")
     for path in ("/topics/nothing", "/topics/orders/nothing", "/nodes/127.0.0.1:1", "/consumer"):
         tab.page.goto(site.url + path)
@@ -298,7 +296,7 @@ def hostile_url(scripting_cluster: HostileCluster, serve_pages: ServePages) -> s
     return serve_pages(nsqd_http=here, lookupd_http=here, allow_changes=True, show_messages=True)
 
 
-def test_no_page_takes_a_name_for_markup_or_is_too_wide_and_a_topic_with_any_name_has_one(
+def test_hostile_names_are_no_markup_and_have_their_own_pages(
     hostile_url: str, open_page: OpenPage
 ) -> None:
     tab = open_page(hostile_url + "/")

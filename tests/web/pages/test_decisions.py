@@ -1,4 +1,4 @@
-"""What the pages decide without asking anybody: order, problems, figures, layout of bodies."""
+"""Decisions of the pages without requests: order, problems, figures and layout of bodies."""
 
 import json
 from dataclasses import replace
@@ -20,8 +20,8 @@ from nsqtools.web.pages.snapshot import QueueQuery, Snapshot, lines_of, read_que
 
 
 def row(topic: str, channel: str = "", **values: object) -> QueueRow:
-    usual = {"node": "", "depth": 0, "disk": 0, "messages": 0, "paused": False}
-    return QueueRow(topic=topic, channel=channel, **{**usual, **values})  # type: ignore[arg-type]
+    defaults = {"node": "", "depth": 0, "disk": 0, "messages": 0, "paused": False}
+    return QueueRow(topic=topic, channel=channel, **{**defaults, **values})  # type: ignore[arg-type]
 
 
 def rates(**values: float) -> Rates:
@@ -33,10 +33,12 @@ def sample(*rows: QueueRow, failures: tuple[DaemonFailure, ...] = ()) -> Sample:
 
 
 def names(query: QueueQuery, *rows: QueueRow) -> list[str]:
-    return [f"{each.topic}/{each.channel}" for each in lines_of(rows, query).rows]
+    return [
+        f"{row_of_page.topic}/{row_of_page.channel}" for row_of_page in lines_of(rows, query).rows
+    ]
 
 
-def test_the_deepest_queue_stands_first_and_topics_only_where_they_say_more() -> None:
+def test_the_deepest_queue_is_first_and_redundant_topics_are_hidden() -> None:
     rows = [row("a"), row("a", "one", depth=3), row("a", "two", depth=9)]
     rows += [row("b", depth=5), row("b", "one"), row("c")]
 
@@ -50,51 +52,55 @@ def test_the_deepest_queue_stands_first_and_topics_only_where_they_say_more() ->
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from(["q", "show", "sort", "order", "page"]), st.text()))
-def test_any_address_is_a_query_and_a_query_is_an_address(parameters: dict[str, str]) -> None:
+def test_any_parameters_are_a_query_and_any_query_has_an_address(
+    parameters: dict[str, str],
+) -> None:
     query = read_query(parameters)
 
     assert query.address().startswith("?")
     assert lines_of([row("a")], query).pages == 1
 
 
-def test_a_queue_grows_or_is_empty_in_a_while() -> None:
-    before, now = row("a", "c", depth=600), row("a", "c", depth=300)
-    earlier = EarlierTotals([before], ago_s=60.0)
+def test_growth_and_the_time_to_drain_follow_from_two_samples() -> None:
+    deeper, now = row("a", "c", depth=600), row("a", "c", depth=300)
+    earlier = EarlierTotals([deeper], ago_s=60.0)
 
     shrinking = Snapshot(sample(now), earlier)
-    growing = Snapshot(sample(before), earlier._replace(totals=[now]))
+    growing = Snapshot(sample(deeper), earlier._replace(totals=[now]))
 
     assert (shrinking.growth[now.key], shrinking.drains_s(now)) == (-5, 60)
-    assert (growing.growth[now.key], growing.drains_s(before)) == (5, None)
+    assert (growing.growth[now.key], growing.drains_s(deeper)) == (5, None)
     assert Snapshot(sample(now)).drains_s(now) is None
 
 
-def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
+def test_a_channel_paused_on_one_of_its_nsqd_is_reported() -> None:
     waiting = {0: "0 waiting", 1000: "1,000 waiting"}
     for depth, text in waiting.items():
         rows = [row("a", "c", node="one", depth=depth, paused=True), row("a", "c", node="two")]
-        assert [each.text for each in find_problems(sample(*rows))] == [f"on 1 of 2 nsqd; {text}"]
+        assert [problem.text for problem in find_problems(sample(*rows))] == [
+            f"on 1 of 2 nsqd; {text}"
+        ]
 
 
-def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:
-    known = rates(ingress=5, finish=3)
-    sums = sums_of([*(row("a", name, rates=known) for name in ("", "one", "two")), row("a", "new")])
+def test_ingress_is_summed_over_topics_and_other_rates_over_channels() -> None:
+    both = rates(ingress=5, finish=3)
+    sums = sums_of([*(row("a", name, rates=both) for name in ("", "one", "two")), row("a", "new")])
 
     assert (sums.topics, sums.channels, sums.ingress, sums.copies, sums.finish) == (1, 3, 5, 10, 6)
     assert sums_of([row("a")]).ingress is None
 
 
-def test_figures_are_whole_and_have_a_unit() -> None:
+def test_figures_are_rounded_and_have_a_unit() -> None:
     assert [*map(figures.count, (1234567, None))] == ["1,234,567", "—"]
     assert [*map(figures.rate, (0.01, 3.14, 12345.6))] == ["<0.1", "3.1", "12,346"]
-    told = [figures.seconds(each) for each in (0.0000021, 0.0123, 75, 7500)]
-    assert told == ["2 µs", "12.3 ms", "1m", "2h5m"]
+    durations = [figures.seconds(seconds) for seconds in (0.0000021, 0.0123, 75, 7500)]
+    assert durations == ["2 µs", "12.3 ms", "1m", "2h5m"]
     assert (figures.age(-5), figures.size(1536)) == ("0s", "1.5 KiB")
     assert [*map(figures.brief, (999.4, 999_999))] == ["999", "1M"]
     assert [*map(format_utc, (1e300, 0))] == ["—", "1970-01-01 00:00:00 UTC"]
 
 
-def test_a_trend_is_on_its_own_scale_and_has_gaps_where_nothing_is_known() -> None:
+def test_a_trend_has_its_own_scale_and_gaps_for_unknown_values() -> None:
     high = figures.spark([(0.0, 10_000.0), (1.0, 10_200.0)])
     assert high == ("M0.0 17.0L80.0 1.0", "10k \N{EN DASH} 10.2k")
     assert figures.spark([(0.0, 0.0), (1.0, 0.0)]).range_text == ""
@@ -113,23 +119,23 @@ JSON = st.recursive(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(JSON) | st.dictionaries(st.text(), JSON))
-def test_json_is_laid_out_without_another_value(document: object) -> None:
-    shown = shown_body(json.dumps(document).encode())
+def test_layout_of_json_keeps_its_value(document: object) -> None:
+    formatted = shown_body(json.dumps(document).encode())
 
-    assert shown.kind == "JSON"
-    assert json.loads(shown.text) == json.loads(json.dumps(document))
+    assert formatted.kind == "JSON"
+    assert json.loads(formatted.text) == json.loads(json.dumps(document))
 
 
 def test_any_body_is_shown() -> None:
     cut = b"x" * (MAX_SHOWN - 1) + "ë".encode() * 2
     kinds = dict.fromkeys((b"plain", b"{broken", b"[" * 100_000, cut), "text")
     for body, kind in (kinds | {b"\xff\x00": "binary"}).items():
-        shown = shown_body(body)
-        assert shown.kind == kind
-        assert len(shown.text) + shown.left_out == len(body)
+        formatted = shown_body(body)
+        assert formatted.kind == kind
+        assert len(formatted.text) + formatted.left_out == len(body)
 
 
-def test_names_that_a_path_cannot_hold_go_into_the_query() -> None:
+def test_names_that_a_path_cannot_contain_go_into_the_query() -> None:
     to = Addresses("/x/y")
 
     assert to.queue("orders", "a#ephemeral") == "/x/y/topics/orders/a%23ephemeral"

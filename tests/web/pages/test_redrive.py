@@ -1,4 +1,4 @@
-"""Dead letters are published again from the console: by a plan, and never lost."""
+"""Redriving dead letters from the console: with a plan, and without loss."""
 
 import json
 import re
@@ -34,17 +34,17 @@ def redrive(nsqd: Nsqd, serve_pages: ServePages, tmp_path: Path) -> Redrive:
     def redrive(is_confirmed: bool = False, **query: str) -> Answer:
         names = {"topic": "clicks.dead", "channel": "review", **query}
         page = f"{url}/redrive?{urlencode(names)}"
-        shown = ask(page)
+        answer = ask(page)
         if not is_confirmed:
-            return shown
-        token = re.search('name="csrf_token" value="([^"]+)"', shown.text)
+            return answer
+        token = re.search('name="csrf_token" value="([^"]+)"', answer.text)
         fields = {"csrf_token": token[1] if token else ""}
         return ask(page, "POST", headers=FORM, body=urlencode(fields))
 
     return redrive
 
 
-def test_one_or_many_dead_letters_go_to_their_topic_by_a_plan(
+def test_one_or_many_dead_letters_are_redriven_by_a_plan(
     redrive: Redrive, nsqd: Nsqd, tmp_path: Path
 ) -> None:
     assert 'name="to" required' in (form := redrive().text)
@@ -58,8 +58,8 @@ def test_one_or_many_dead_letters_go_to_their_topic_by_a_plan(
     wait_until(lambda: nsqd.depth("clicks.dead", "review") == 2, what="the others are requeued")
     assert "<b>2 messages</b> published" in redrive(is_confirmed=True, to="clicks", count="10").text
     wait_until(lambda: nsqd.depth("clicks", "billing") == 3, what="all are there")
-    left = nsqd.channel_stats("clicks.dead", "review")
-    assert (left["depth"], left["in_flight_count"]) == (0, 0)
+    stats = nsqd.channel_stats("clicks.dead", "review")
+    assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
     lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
     assert [(line["state"], line.get("messages")) for line in lines] == [
         ("begun", None),
@@ -69,7 +69,7 @@ def test_one_or_many_dead_letters_go_to_their_topic_by_a_plan(
     ]
 
 
-def test_what_cannot_be_redriven_is_refused_and_stays(redrive: Redrive, nsqd: Nsqd) -> None:
+def test_an_impossible_redrive_is_refused_and_messages_stay(redrive: Redrive, nsqd: Nsqd) -> None:
     for to, reason in (
         ("clicks.dead", "in this topic already"),
         ("nosuch", "The topic nosuch does not exist"),
