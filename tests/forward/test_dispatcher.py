@@ -1,4 +1,4 @@
-"""The dispatcher while a destination is away, and dead letters in a file: on disk before a FIN."""
+"""The dispatcher during an outage, and dead letters in a file: on disk before a FIN."""
 
 import errno
 import os
@@ -22,17 +22,17 @@ from nsqtools.testing import fake_batch
 
 
 def parcel(*numbers: int, nsqd: str = "127.0.0.1:4150", size: int = 1) -> Parcel:
-    """Messages that are in flight, of a connection that takes every answer."""
+    """Messages in flight on a connection that accepts every answer."""
     bodies = [b"body %d" % number * size for number in numbers]
     return Parcel(fake_batch(bodies, topic="clicks", nsqd=nsqd), bodies, "clicks", 0.0)
 
 
 class Destination:
-    """A sink that answers with what the test says."""
+    """A sink that reports the ``outcome`` set by the test."""
 
     def __init__(self) -> None:
         away = Outcome(Fate.UNREACHABLE, "connection refused")
-        self.outcome: Outcome | None = away  # None: not yet
+        self.outcome: Outcome | None = away  # None: no report yet
         self.sizes: list[int] = []
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
@@ -47,13 +47,17 @@ class Destination:
     def stop(self, timeout_s: float) -> None: ...
 
 
-def dispatcher_to(sink: Destination, counters: Counters | None = None, **more: Any) -> Dispatcher:
-    more = {"dead_letters": None, "on_circuit": lambda is_open: None, **more}
-    return Dispatcher(sink, counters or Counters(), max_attempts=0, **more)
+def dispatcher_to(
+    sink: Destination, counters: Counters | None = None, **arguments: Any
+) -> Dispatcher:
+    arguments = {"dead_letters": None, "on_circuit": lambda is_open: None, **arguments}
+    return Dispatcher(sink, counters or Counters(), max_attempts=0, **arguments)
 
 
-def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) -> None:
-    """Also while it has nothing left to try with, as nsqd took back what was held."""
+def test_the_dispatcher_fails_until_a_message_is_delivered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also while no message is left for a retry, as nsqd requeued them."""
     destination, lost, circuit = Destination(), parcel(1), []
     dispatcher = dispatcher_to(destination, on_circuit=circuit.append)
     dispatcher.send(lost)
@@ -62,7 +66,7 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
 
     lost.messages._source.in_flight.clear()  # the connection was lost
     dispatcher.tick(100.0)
-    assert (dispatcher.is_failing, dispatcher.is_open) == (True, False)  # the next one may try
+    assert (dispatcher.is_failing, dispatcher.is_open) == (True, False)  # another may be tried
 
     dispatcher.send(parcel(2))
     dispatcher.process_outcomes(100.0)
@@ -78,7 +82,7 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     assert dispatcher.last_error == ""
 
 
-def test_what_runs_for_hours_keeps_nothing_waiting_after_one_that_was_busy() -> None:
+def test_a_slow_delivery_blocks_no_messages_after_a_busy_report() -> None:
     destination = Destination()
     dispatcher = dispatcher_to(destination)
     for number, destination.outcome in enumerate([None, Outcome(Fate.BUSY)]):
@@ -91,27 +95,27 @@ def test_what_runs_for_hours_keeps_nothing_waiting_after_one_that_was_busy() -> 
 
 @pytest.mark.parametrize("places", [[], [(0, 2)], [(0, 3), (0, 3)], [(0, 1), (0, 1), (1, 2)]])
 def test_parts_must_have_each_message_once(places: list[tuple[int, int]]) -> None:
-    destination, whole = Destination(), parcel(1, 2, 3)
+    destination, three = Destination(), parcel(1, 2, 3)
     destination.parts = lambda parcel: [parcel.part(*place) for place in places]  # type: ignore[method-assign]
     with pytest.raises(ConfigurationError, match=r"Destination\.parts returned \d messages"):
-        dispatcher_to(destination).send(whole)
+        dispatcher_to(destination).send(three)
     assert not destination.sizes
 
 
-def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:
+def test_only_messages_that_failed_in_this_run_count_as_redelivered() -> None:
     destination, parcels = Destination(), {number: parcel(number) for number in (1, 2, 3)}
     dispatcher = dispatcher_to(destination)
     destination.outcome = Outcome(Fate.FAILED, "HTTP 500")
     for number in (1, 2):
         dispatcher.send(parcels[number])
     dispatcher.process_outcomes(0.0)
-    for number, again in ((3, 0), (1, 1), (1, 1)):  # the third was requeued before we began
+    for number, again in ((3, 0), (1, 1), (1, 1)):  # the third was requeued before this run
         dispatcher.count_redelivered(parcels[number].messages)
         assert dispatcher.redelivered_count == again
 
 
-def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
-    """A full disk that has room for a few would take the first of a batch with each try."""
+def test_a_batch_stored_in_part_is_sent_again_one_by_one() -> None:
+    """A nearly full disk would otherwise store the first messages of the batch with each retry."""
     destination, three, counters = Destination(), parcel(1, 2, 3), Counters()
     dispatcher = dispatcher_to(destination, counters)
     destination.outcome = Outcome(Fate.UNKNOWN, "E_MPUB_FAILED", may_split=True)
@@ -126,7 +130,7 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     assert not three.messages._source.in_flight
 
 
-def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> None:
+def test_repeated_counts_every_message_of_a_shared_request() -> None:
     class Together(Destination):
         def submit(self, parcel: Parcel, report: Report) -> None:
             parcels.append(parcel)
@@ -141,19 +145,19 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
 
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
     assert dispatcher.is_idle
-    assert all(message.is_answered for each in parcels for message in each.messages)
+    assert all(message.is_answered for part in parcels for message in part.messages)
 
 
-def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
+def test_a_message_that_times_out_while_delivered_counts_as_repeated() -> None:
     destination, counters, two = Destination(), Counters(), parcel(1, 2)
     destination.outcome = DELIVERED
-    two.messages._source.in_flight.pop(two.messages[0].id)  # as if its time was over
+    two.messages._source.in_flight.pop(two.messages[0].id)  # as if it had timed out
     dispatcher_to(destination, counters).send(two)
     assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
 
 
 @pytest.mark.parametrize(("fate", "kept"), [(Fate.REFUSED, 2), (Fate.FAILED, 0)])
-def test_what_ends_while_the_sink_stops_is_kept_or_goes_back(fate: Fate, kept: int) -> None:
+def test_reports_while_the_sink_stops_dead_letter_or_requeue(fate: Fate, kept: int) -> None:
     counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
     box.put = lambda parcel, error, kept: kept(parcel, box.is_open)
     box.close = lambda: setattr(box, "is_open", False)
@@ -166,10 +170,10 @@ def test_what_ends_while_the_sink_stops_is_kept_or_goes_back(fate: Fate, kept: i
     assert (counters.totals.dead_lettered, counters.totals.requeued) == (kept, 2 - kept)
 
 
-def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
+def test_dead_letters_for_a_hanging_nsqd_block_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         address = "{}:{}".format(*hanging.getsockname())
-        # more than the window of a producer
+        # more than a producer may have outstanding
         letters = parcel(*range(200), nsqd=address, size=10_000)
         topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
         dispatcher = dispatcher_to(Destination(), dead_letters=topic)
@@ -177,7 +181,7 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
         work.start()
         connection, _ = hanging.accept()
         with connection:
-            connection.recv(4096)  # IDENTIFY; nothing is answered after it
+            connection.recv(4096)  # IDENTIFY, the only command that gets an answer
             connection.sendall(encode_frame(RESPONSE, OK))
             work.join(patience_s(20))
             assert not work.is_alive()
@@ -186,7 +190,7 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
     assert (dispatcher.held, len(letters.messages._source.in_flight)) == (0, 0)
 
 
-def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
+def test_a_stored_dead_letter_survives_a_power_cut(tmp_path: Path) -> None:
     path = tmp_path / "dead.jsonl"
     with PowerCut(tmp_path) as record:
         for run in range(2):
@@ -207,9 +211,9 @@ def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> None:
-    """Also when the file was taken away, and after what another process left of a line; and in no
-    pipe, which keeps nothing."""
+def test_dead_letters_are_kept_in_the_named_regular_file(tmp_path: Path) -> None:
+    """Also after the file was renamed, and after the partial line of another process. A pipe is
+    refused, as it keeps nothing."""
     path = tmp_path / "dead.jsonl"
     box = DeadLetterFile(path)
     path.rename(tmp_path / "taken")
@@ -218,15 +222,15 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
         torn.write(b"torn")
     box.put(parcel(2), "HTTP 400", lambda parcel, is_kept: None)
 
-    one, rest, two = path.read_bytes().splitlines()
-    assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
+    one, torn_line, two = path.read_bytes().splitlines()
+    assert (b'"body 1"' in one, torn_line, b'"body 2"' in two) == (True, b"torn", True)
 
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OutputError, match="must be in a regular file"):
         DeadLetterFile(tmp_path / "pipe")
 
 
-def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(
+def test_a_full_disk_is_reported_once_not_for_each_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     box, sync = DeadLetterFile(tmp_path / "dead.jsonl"), os.fdatasync
@@ -236,7 +240,7 @@ def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(
     assert caplog.text.count("No space left on device") == 2
 
 
-def test_what_one_process_cannot_write_takes_nothing_of_another_along(
+def test_a_failed_write_removes_no_dead_letter_of_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "dead.jsonl"

@@ -1,4 +1,4 @@
-"""Which commands would run a body that replaces ``{}``, and which only read it."""
+"""Commands that would run a body in place of ``{}`` as code, and commands that only read it."""
 
 import shlex
 import shutil
@@ -90,15 +90,15 @@ logger -t sh {}
 
 
 @pytest.mark.parametrize("command", RUNS_IT.strip().splitlines())
-def test_a_body_is_not_put_into_what_is_run(command: str) -> None:
+def test_a_body_in_program_text_is_found(command: str) -> None:
     assert "{}" in (find_program_text(shlex.split(command)) or "")
 
 
 @pytest.mark.parametrize("command", READS_IT.strip().splitlines())
-def test_a_body_may_be_what_is_only_read(command: str) -> None:
+def test_a_body_as_plain_data_is_allowed(command: str) -> None:
     assert find_program_text(shlex.split(command)) is None
 
 
-def test_a_link_to_a_shell_is_one(tmp_path: Path) -> None:
+def test_a_link_to_a_shell_is_treated_as_a_shell(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(shutil.which("sh") or "/bin/sh")
     assert find_program_text([str(tmp_path / "run"), "-c", "echo {}"]) == "echo {}"

@@ -1,4 +1,4 @@
-"""Sinks of users that raise, hang, or report nothing or nonsense: no message is lost or silent."""
+"""Sinks that raise, hang, or report nothing or nonsense: no message is lost or unaccounted for."""
 
 import threading
 from collections import Counter
@@ -19,7 +19,7 @@ from nsqtools.tail import End
 
 
 class Scripted:
-    """A sink that does what the test says with a part and its ``report``."""
+    """A sink that calls the function of the test with a part and its ``report``."""
 
     def __init__(self, submit: Callable[[Parcel, Report], object]) -> None:
         self.submit = submit
@@ -31,15 +31,15 @@ class Scripted:
     def stop(self, timeout_s: float) -> None: ...
 
 
-def forwarder_of(sink: Any, nsqd: Any, *bodies: bytes, **more: Any) -> Forwarder:
+def forwarder_of(sink: Any, nsqd: Any, *bodies: bytes, **arguments: Any) -> Forwarder:
     nsqd.create_channel("clicks", "c")
     nsqd.publish("clicks", *bodies)
-    more = {"exit_idle_s": 0.3, "options": ClientOptions(drain_timeout_s=0.1), **more}
-    return forward_to(sink, "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, **more)
+    arguments = {"exit_idle_s": 0.3, "options": ClientOptions(drain_timeout_s=0.1), **arguments}
+    return forward_to(sink, "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, **arguments)
 
 
 class Rows(ThreadedSink):
-    """Stores bodies in a transaction for each part: one of them is invalid."""
+    """Store the bodies of a part in one transaction, which an invalid body aborts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Rows(ThreadedSink):
 
 
 def in_a_pool(part: Parcel, report: Report) -> None:
-    """As a pool whose future nobody asks: the exception is lost, and the part with it."""
+    """Like a pool whose future is never read: the exception is lost, and the part with it."""
 
     def work() -> None:
         try:
@@ -73,7 +73,7 @@ sinks = [Rows()]
     [(Rows, "LookupError: CHECK"), (lambda: Scripted(in_a_pool), "the sink dropped it")],
     ids=["threaded", "pool"],
 )
-def test_an_exception_fails_the_message_to_blame_and_no_other(
+def test_an_exception_fails_only_the_message_that_caused_it(
     quick_nsqd: EmbeddedServer, tmp_path: Path, make: Callable[[], Any], error: str
 ) -> None:
     sinks[0] = Rows()
@@ -90,11 +90,13 @@ def test_an_exception_fails_the_message_to_blame_and_no_other(
     assert error in line
 
 
-def test_what_a_sink_keeps_without_a_report_is_logged_and_counted_and_ends_no_silence(
+def test_unreported_messages_are_logged_counted_and_requeued(
     quick_nsqd: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept: list[Parcel] = []
-    forwarder = forwarder_of(Scripted(lambda part, report: kept.append(part)), quick_nsqd, b"x")
+    unreported: list[Parcel] = []
+    forwarder = forwarder_of(
+        Scripted(lambda part, report: unreported.append(part)), quick_nsqd, b"x"
+    )
     assert forwarder.run() is End.IDLE
     assert forwarder.counters.totals.unreported == 1
     assert "Scripted has not reported 1 message within 50% of msg_timeout" in caplog.text
@@ -117,7 +119,7 @@ NONSENSE: dict[str, Callable[[Parcel, Report | Any], object]] = {
 
 @pytest.mark.parametrize("complaint", NONSENSE)
 @pytest.mark.parametrize("thread", [False, True])
-def test_wrong_arguments_of_report_end_the_run_and_are_named(
+def test_invalid_arguments_of_report_are_named_and_end_the_run(
     quick_nsqd: EmbeddedServer, complaint: str, thread: bool
 ) -> None:
     def submit(part: Parcel, report: Report) -> None:
@@ -138,7 +140,7 @@ def test_wrong_arguments_of_report_end_the_run_and_are_named(
     wait_until(lambda: quick_nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
-def test_what_is_reported_twice_counts_once(
+def test_a_part_reported_twice_counts_once(
     quick_nsqd: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def submit(part: Parcel, report: Report) -> None:
@@ -165,10 +167,10 @@ class Hanging(ThreadedSink):
         return DELIVERED
 
 
-def test_what_hangs_in_a_sink_is_not_delivered_again_and_costs_one_thread(
+def test_a_hanging_message_is_not_delivered_again_and_uses_one_thread(
     embedded_nsqd: AnyNsqd,
 ) -> None:
-    """No touch extends its time here: nsqd takes it back again and again."""
+    """No touch extends the timeout here, so nsqd redelivers the message repeatedly."""
     nsqd = embedded_nsqd("--msg-timeout=1s", "--max-msg-timeout=1s")
     sink = Hanging()
     forwarder = forwarder_of(sink, nsqd, b"hang", exit_idle_s=None)
@@ -192,7 +194,7 @@ def test_what_hangs_in_a_sink_is_not_delivered_again_and_costs_one_thread(
     assert not running.is_alive()
 
 
-def test_commands_that_hang_let_others_have_the_messages(quick_nsqd: EmbeddedServer) -> None:
+def test_hanging_commands_leave_the_messages_to_other_consumers(quick_nsqd: EmbeddedServer) -> None:
     settings = ExecSettings("/bin/sleep", ("sleep", "60"), "c", workers=2)
     sink = ExecSink(settings, lambda stream, data: None)
     forwarder = forwarder_of(sink, quick_nsqd, b"1", b"2", exit_idle_s=None)
@@ -209,7 +211,7 @@ def test_commands_that_hang_let_others_have_the_messages(quick_nsqd: EmbeddedSer
 
 
 @pytest.mark.parametrize("method", ["check", "stop"])
-def test_a_sink_that_raises_at_the_end_leaves_no_consumer_behind(
+def test_a_sink_that_raises_at_the_end_leaves_no_consumer_connected(
     quick_nsqd: EmbeddedServer, method: str
 ) -> None:
     sink = Scripted(lambda part, report: report([part], Outcome(Fate.BUSY)))

@@ -1,4 +1,4 @@
-"""Sinks alone: commands that print without end, and answers in an order that is rare."""
+"""Sinks alone: commands with endless output, and answers in an unusual order."""
 
 import errno
 import itertools
@@ -52,30 +52,30 @@ def parcel_of(body: bytes) -> Parcel:
 
 
 def outcomes_of(sink: ExecSink, *parcels: Parcel) -> list[tuple[int, Outcome]]:
-    """What becomes of parcels, one after the other, and how many messages it is said of."""
+    """Submit parcels one by one; return the outcomes with the number of their messages."""
     outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-    found = []
+    received = []
     try:
         for parcel in parcels:
             sink.submit(parcel, lambda parcels, outcome: outcomes.put((len(parcels), outcome)))
             missing = len(parcel)
             while missing:
-                found.append(outcomes.get(timeout=patience_s(10)))
-                missing -= found[-1][0]
+                received.append(outcomes.get(timeout=patience_s(10)))
+                missing -= received[-1][0]
     finally:
         sink.stop(1.0)
-    return found
+    return received
 
 
-def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
-    """Also where its output is passed on more slowly than it comes."""
+def test_a_command_with_endless_output_is_ended_in_time() -> None:
+    """Also if its output is forwarded more slowly than it is printed."""
     settings = ExecSettings("/bin/sh", ("sh", "-c", "yes"), "run", timeout_s=0.2)
     sink = ExecSink(settings, lambda stream, data: time.sleep(0.03))
     [(_, outcome)] = outcomes_of(sink, parcel_of(b"1"))
     assert outcome.error == "sh took longer than 0.2 s"
 
 
-def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_path: Path) -> None:
+def test_a_command_that_a_killed_starter_did_not_report_ends(tmp_path: Path) -> None:
     starter = Starter()
     with (tmp_path / "pid").open("w+b") as file:
         words = [b"/bin/sh", b"-c", b"echo $PPID $$; exec sleep 1000"]
@@ -83,17 +83,17 @@ def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_pat
         wait_until(lambda: (tmp_path / "pid").read_bytes().endswith(b"\n"), what="the command")
     parent, command = map(int, (tmp_path / "pid").read_text().split())
     os.kill(parent, signal.SIGKILL)
-    starter.lost()  # and nothing of it was read
+    starter.lost()  # before its report was read
     wait_until(lambda: not is_alive(command), what="the end of the command")
 
 
-def test_a_run_without_a_pipe_to_spare_holds_up_no_later_one(
+def test_a_failed_pipe_does_not_block_later_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls, pipe = itertools.count(1), os.pipe
 
     def scarce() -> tuple[int, int]:
-        if next(calls) == 3:  # after the one of the process that starts it, and that of its stdout
+        if next(calls) == 3:  # after the pipes of the starter and of the command's stdout
             raise OSError(errno.EMFILE, "Too many open files")
         return pipe()
 
@@ -103,16 +103,16 @@ def test_a_run_without_a_pipe_to_spare_holds_up_no_later_one(
     assert [outcome.fate for _, outcome in ended] == [Fate.UNREACHABLE, Fate.DELIVERED]
 
 
-def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
+def test_only_messages_that_the_command_received_are_delivered() -> None:
     settings = ExecSettings("/bin/cat", ("cat",), "run", batch=2)
     sink = ExecSink(settings, lambda stream, data: None)
     parcel = Parcel(fake_batch([b"1", b"2"]), [b"1", b"2"], "clicks", 0.0)
-    parcel.messages[0].finish()  # as if nsqd had taken it back
+    parcel.messages[0].finish()  # as if nsqd had requeued it
     ended = [(count, outcome.fate) for count, outcome in outcomes_of(sink, *sink.parts(parcel))]
     assert ended == [(1, Fate.FAILED), (1, Fate.DELIVERED)]
 
 
-def test_a_stop_waits_for_no_whole_batch() -> None:
+def test_a_stop_does_not_wait_for_a_full_batch() -> None:
     settings = ExecSettings("/bin/cat", ("cat",), "run", batch=9, batch_wait_s=3600)
     sink, counters = ExecSink(settings, lambda stream, data: None), Counters()
     dispatcher = Dispatcher(sink, counters, max_attempts=0, dead_letters=None, on_circuit=Mock())
@@ -122,7 +122,7 @@ def test_a_stop_waits_for_no_whole_batch() -> None:
 
 
 def http_sink(*headers: str, **settings: Any) -> tuple[HttpSink, Any]:
-    """One with two endpoints, and in place of its pool one whose requests the test answers."""
+    """A sink with two endpoints, and a pool whose requests the test answers."""
     pool = Mock(call_soon=lambda call: (call(), pool.start.call_args.args[1]()))
     builder = RequestBuilder(content_type="text/plain", headers=list(map(parse_header, headers)))
     endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
@@ -134,7 +134,7 @@ def answer_last(pool: Any, status: int, **more: str) -> None:
     pool.call_soon(lambda: answered(Answer(status, **more), False))
 
 
-def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> None:
+def test_a_redirect_to_another_host_carries_no_secrets() -> None:
     secrets = ["Authorization: Bearer secret", "cookie: secret", "X-Id: 1"]
     sink, pool = http_sink(*secrets, redirects=Redirects.FOLLOW)
     sink.submit(parcel_of(b"1"), Mock())
@@ -148,7 +148,7 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
 
 
 @pytest.mark.parametrize("engine", [CurlPool, HttpcorePool])
-def test_what_cannot_be_begun_fails_alone_a_url_that_is_too_long_and_all_without_a_file_to_spare(
+def test_a_request_that_cannot_start_fails_alone(
     engine: type[HttpPool], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def no_socket(*_: object, **more: object) -> None:
@@ -162,7 +162,7 @@ def test_what_cannot_be_begun_fails_alone_a_url_that_is_too_long_and_all_without
     pool, answers = engine(1.0, 1.0, None), queue.SimpleQueue[Answer]()
     pool.start(lambda now: None, lambda: None)
     try:
-        for _ in range(2):  # the second one does not get the address of what was sent before
+        for _ in range(2):  # the second must not report the address of the first
             error = error_of("http://127.0.0.1:1/" + "x" * 9_000_000, "a:80")
             assert error.startswith("a:80: " if engine is CurlPool else "cannot connect to a:80 (")
         monkeypatch.setattr(socket, "socket", no_socket)
@@ -177,20 +177,20 @@ def test_what_cannot_be_begun_fails_alone_a_url_that_is_too_long_and_all_without
 @pytest.mark.parametrize("form", BatchForm)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
 def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
-    """Joined with others in UTF-8 it is none, and the byte of a line break may be half a letter."""
+    """UTF-16 among UTF-8 is invalid, and half a character may be the byte of a line break."""
     builder = RequestBuilder(content_type="", batch=form)
     with pytest.raises(ValueError):
         builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
 
 
 @pytest.mark.parametrize("rules", [["404=retry", "4xx=drop"], ["4XX=drop", "404=retry"]])
-def test_a_status_of_its_own_is_stronger_than_its_class_in_any_order(rules: list[str]) -> None:
+def test_a_single_status_overrides_its_class_in_any_order(rules: list[str]) -> None:
     policy = parse_policy(rules)
     actions = [policy[status].value for status in (200, 400, 404, 429, 500)]
     assert actions == ["ok", "drop", "retry", "drop", "retry"]
 
 
-def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
+def test_an_unanswered_message_may_have_reached_every_endpoint() -> None:
     (sink, pool), report = http_sink(), Mock()
     sink.submit(parcel_of(b"1"), report)
     for _ in range(2):
@@ -200,8 +200,8 @@ def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
 
 
 @pytest.mark.parametrize(("mode", "names"), [("failover", "abbb"), ("round-robin", "babb")])
-def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: str, names: str) -> None:
-    """Where it takes turns, and where it is tried again after it has failed."""
+def test_a_hanging_endpoint_delays_a_single_message(mode: str, names: str) -> None:
+    """In round-robin, and when a failed endpoint is tried again."""
     sink, pool = http_sink(mode=EndpointMode(mode), policy=parse_policy(["503=ok"]))
     if mode == "failover":
         sink._circuits[0].failed(0.0, is_hopeless=True)
@@ -209,25 +209,25 @@ def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: str, names: str)
         sink.submit(parcel_of(b"1"), Mock())
         if pool.send.call_args.args[0].name == "b:80":
             answer_last(pool, 200)
-    asked = [call.args for call in pool.send.call_args_list]
-    assert "".join(request.name[0] for request, _ in asked) == names
-    answered = {request.name: done for request, done in asked}["a:80"]
+    requests = [call.args for call in pool.send.call_args_list]
+    assert "".join(request.name[0] for request, _ in requests) == names
+    answered = {request.name: done for request, done in requests}["a:80"]
     pool.call_soon(lambda: answered(Answer(503), False))
-    assert not any(each.retry_at for each in sink._circuits)
+    assert not any(circuit.retry_at for circuit in sink._circuits)
 
 
 def forwarder_to(
-    sink: Any, nsqd: GoNsqd, topics: Sequence[str] = ("clicks",), **more: Any
+    sink: Any, nsqd: GoNsqd, topics: Sequence[str] = ("clicks",), **arguments: Any
 ) -> Forwarder:
-    """Of topics with a message each, until nothing comes."""
+    """Forward topics with one message each, until they are idle."""
     for topic in topics:
         nsqd.create_channel(topic, "c")
         nsqd.publish(topic, b"1")
-    more = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1), **more}
-    return forward_to(sink, [*topics], "c", **more)
+    arguments = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1), **arguments}
+    return forward_to(sink, [*topics], "c", **arguments)
 
 
-def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
+def test_a_forwarder_ends_with_a_consumer_that_failed(
     nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ConsumerIO, "received", None)
@@ -236,7 +236,7 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
 
 
 @pytest.mark.parametrize("method", ["parts", "submit"])
-def test_a_sink_with_a_defect_ends_the_run_at_once(nsqd: GoNsqd, method: str) -> None:
+def test_an_exception_of_a_sink_ends_the_run_immediately(nsqd: GoNsqd, method: str) -> None:
     sink = Mock(parts=lambda parcel: [parcel])
     setattr(sink, method, Mock(side_effect=KeyError(method)))
     with pytest.raises(KeyError):
@@ -244,7 +244,7 @@ def test_a_sink_with_a_defect_ends_the_run_at_once(nsqd: GoNsqd, method: str) ->
     wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
-def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> None:
+def test_a_command_whose_output_is_lost_finishes_no_message(nsqd: GoNsqd) -> None:
     def cannot_write(stream: int, data: bytes) -> None:
         raise OutputError("cannot write to stdout (No space left on device)")
 
@@ -253,26 +253,26 @@ def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> No
     with pytest.raises(OutputError):
         forwarder.run()
     totals = forwarder.counters.totals
-    assert (totals.delivered, totals.requeued) == (0, 1)  # by us, before the consumer stops
+    assert (totals.delivered, totals.requeued) == (0, 1)  # requeued before the consumer stops
     wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
-def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path: Path) -> None:
+def test_a_busy_sink_does_not_count_as_an_attempt(nsqd: GoNsqd, tmp_path: Path) -> None:
     fates = [Fate.BUSY, Fate.BUSY, Fate.FAILED, Fate.DELIVERED]
 
     def submit(parcel: Parcel, report: Report) -> None:
         report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
 
     sink = Mock(parts=lambda parcel: [parcel], submit=submit)
-    more = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
-    forwarder = forwarder_to(sink, nsqd, **more)
+    options = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    forwarder = forwarder_to(sink, nsqd, **options)
     forwarder.run()
 
     totals = forwarder.counters.totals
     assert (totals.delivered, totals.dead_lettered, totals.requeued) == (1, 0, 3)
 
 
-def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_topic(
+def test_a_hanging_nsqd_delays_only_one_loop_check(
     nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsqtools.forward.nsq_sink.LOOK_S", patience_s(60))
@@ -281,15 +281,15 @@ def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_to
     guard.check("a")
     nsqd.pause()
     guard.check("b")
-    with pytest.raises(ConfigurationError, match="would return"):  # by what is begun itself
+    with pytest.raises(ConfigurationError, match="would return"):  # found from the topics alone
         guard.check("c")
 
 
 EVIL = b"\r\nX-Evil: \0A=\xff"
 
 
-def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
-    """A hostile nsqd may send anything as one."""
+def test_an_invalid_message_id_injects_no_header_or_variable() -> None:
+    """A hostile nsqd may send any bytes as an id."""
     parcel = parcel_of(b"1")
     [message] = parcel.messages
     message.id = EVIL
@@ -297,7 +297,7 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     secrets = ReloadedValue((), lambda: RequestSecrets(key=b"key"))
     builder = RequestBuilder(content_type="a\r\nX-Evil: \udcff", secrets=secrets)
     headers = builder.build(Endpoint("http://a/"), [parcel]).headers
-    assert not [each for each in headers if b"\n" in each or b"\0" in each]
+    assert not [header for header in headers if b"\n" in header or b"\0" in header]
 
     printed: list[bytes] = []
     settings = ExecSettings("/usr/bin/env", ("env",), "run")
@@ -309,9 +309,11 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     assert "\\xff" in repr(message)
 
 
-def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_path: Path) -> None:
-    """Nor where the sink had not been given it yet."""
-    timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
+def test_an_outage_is_no_attempt_for_messages_received_before_it(
+    nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    """The same holds for a message that the sink has not received yet."""
+    timeout_s = max(1.0, patience_s(0.6))  # a busy machine needs that to touch in time
     over_at, failed = 0.0, set[str]()
 
     def have_come() -> bool:
@@ -319,7 +321,7 @@ def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_pa
 
     def submit(parcel: Parcel, report: Report) -> None:
         nonlocal over_at
-        if not over_at:  # the first; another waits in the client
+        if not over_at:  # the first message; another waits in the client
             wait_until(have_come, what="all of them", timeout_s=20)
             over_at = time.monotonic() + 1.2 * timeout_s
         if time.monotonic() < over_at:
@@ -330,16 +332,16 @@ def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_pa
             failed.add(parcel.topic)
             report([parcel], Outcome(Fate.FAILED, "scripted", retry_after_s=0))
 
-    more = {"options": ClientOptions(msg_timeout_s=timeout_s), "max_attempts": 2}
+    options = {"options": ClientOptions(msg_timeout_s=timeout_s), "max_attempts": 2}
     sink = Mock(parts=lambda parcel: [parcel], submit=submit)
-    forwarder = forwarder_to(sink, nsqd, "abc", dead_letter_file=tmp_path / "dead", **more)
+    forwarder = forwarder_to(sink, nsqd, "abc", dead_letter_file=tmp_path / "dead", **options)
     forwarder.run()
 
     totals = forwarder.counters.totals
     assert (totals.delivered, totals.dead_lettered) == (3, 0)
 
 
-def test_what_is_delivered_together_is_asked_for_together(scripted_nsqd: ScriptedNsqd) -> None:
+def test_rdy_is_the_size_of_a_batch(scripted_nsqd: ScriptedNsqd) -> None:
     place = ConnectionSettings((scripted_nsqd.address,))
     topics = ConsumedTopics(["clicks"], place)
     settings = ForwardSettings(topics, "archive", ClientOptions(), batch=100)
