@@ -1,4 +1,4 @@
-"""The HTTP APIs' client: every failure is one of our errors and names the address."""
+"""The client of the HTTP APIs: every failure is an error of nsqtools and names the address."""
 
 import json
 import logging
@@ -30,7 +30,9 @@ def get(url: str, **access: Any) -> Any:
         return api.get("/x")
 
 
-def test_who_refuses_or_never_answers(dead_address: str, deaf_address: str) -> None:
+def test_a_refused_connection_and_a_missing_answer_are_errors(
+    dead_address: str, deaf_address: str
+) -> None:
     refused = f"cannot connect to http://{dead_address} .connection refused"
     with pytest.raises(ConnectionFailed, match=refused):
         get(f"http://{dead_address}")
@@ -38,29 +40,29 @@ def test_who_refuses_or_never_answers(dead_address: str, deaf_address: str) -> N
         get(f"http://{deaf_address}", timeout_s=0.1)
 
 
-def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
+def test_an_unresponsive_name_server_ends_with_the_deadline(silent_name_server: None) -> None:
     with pytest.raises(DeadlineExceeded, match="http://nsqd-1:4151: no answer in time"):
         get("http://nsqd-1:4151", timeout_s=0.1)
 
 
-def test_an_error_status_has_its_category_and_nsqs_own_word(scripted_lookupd: MakeScripted) -> None:
+def test_an_error_status_has_a_category_and_the_code_of_nsq(scripted_lookupd: MakeScripted) -> None:
     lookupd = scripted_lookupd()
     lookupd.answer = {"message": "SOME_WORD"}
     categories = {401: "refused", 403: "refused", 404: "not_found", 500: "failed"}
     for lookupd.status, category in categories.items():
-        said = f"{lookupd.address}: SOME_WORD .HTTP {lookupd.status}"
-        with pytest.raises(HTTPError, match=said) as caught:
+        message = f"{lookupd.address}: SOME_WORD .HTTP {lookupd.status}"
+        with pytest.raises(HTTPError, match=message) as caught:
             get(f"http://{lookupd.address}")
         assert (caught.value.category, caught.value.code) == (category, "SOME_WORD")
     with NsqlookupdHTTPClient(f"http://{lookupd.address}") as api:
         lookupd.status, lookupd.answer = 404, {"message": "TOPIC_NOT_FOUND"}
-        assert not api.lookup("t").is_known  # which is an answer
+        assert not api.lookup("t").is_known  # an answer, not an error
         lookupd.answer = {"message": "PAGE_NOT_FOUND"}
         with pytest.raises(HTTPError):
             api.lookup("t")
 
 
-def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
+def test_json_of_old_and_new_nsq_is_read(scripted_lookupd: MakeScripted) -> None:
     lookupd, data = scripted_lookupd(), {"topics": ["a"]}
     for lookupd.answer in (data, {"status_code": 200, "status_txt": "OK", "data": data}):
         assert get(f"http://{lookupd.address}") == data
@@ -70,31 +72,31 @@ def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_closing_during_a_question_waits_for_its_answer_and_leaves_no_socket(
+def test_closing_during_a_request_waits_for_its_answer(
     go_nsqd: MakeNsqd, certificates: Certificates, in_background: InBackground, scheme: str
 ) -> None:
-    """Over TLS it is closed while the connection is being made."""
+    """Over TLS, it is closed while the connection is being established."""
     nsqd = go_nsqd(*certificates.server.nsqd_flags)
     address = nsqd.http_address if scheme == "http" else nsqd.https_address
     trusting = ssl.create_default_context(cafile=certificates.ca)
     access = HTTPAccess(tls=trusting, timeout_s=patience_s(10))
     api = HTTPAPI(f"{scheme}://{address}", access)
     nsqd.pause()
-    asked = in_background(api.get, "/info")
+    response = in_background(api.get, "/info")
     wait_until(lambda: connections_to(address), what="a connection")
     api.close()
     nsqd.resume()
-    assert asked.result(patience_s(10))["version"]
+    assert response.result(patience_s(10))["version"]
     assert connections_to(address) == []
 
 
 def connections_to(address: str) -> list[str]:
-    """The lines of the kernel about connections that are established (01) to a port of ours."""
+    """Return the kernel's lines of established (01) connections to the port of ``address``."""
     mark = f":{int(address.rpartition(':')[2]):04X} 01 "
     return [line for line in Path("/proc/net/tcp").read_text().splitlines() if mark in line]
 
 
-def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
+def test_non_ascii_addresses_and_secrets_are_encoded_for_http(
     scripted_lookupd: MakeScripted,
 ) -> None:
     lookupd = scripted_lookupd()
@@ -122,7 +124,7 @@ def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
         ("/l?topic=y&x=", ["/l?x=&topic=x%23ephemeral", "/l/topics?topic=y&x="]),
     ],
 )
-def test_each_question_has_the_path_and_the_query_of_the_address(
+def test_each_request_has_the_path_and_the_query_of_the_address(
     scripted_lookupd: MakeScripted, address: str, paths: list[str]
 ) -> None:
     lookupd = scripted_lookupd()
@@ -133,7 +135,7 @@ def test_each_question_has_the_path_and_the_query_of_the_address(
     assert [request.target for request in lookupd.requests] == paths
 
 
-# -- what a hostile or broken daemon sends ---------------------------------------------------------
+# -- answers of hostile or broken daemons ----------------------------------------------------------
 
 Sends = Callable[[Iterable[bytes]], str]
 
@@ -143,7 +145,7 @@ OOPS = b"HTTP/1.1 500 Oops\r\nContent-Length: %d\r\n\r\n" % len(NESTED)
 
 @pytest.fixture
 def sends(serves: Serves) -> Sends:
-    """``sends(pieces)``: the URL of a server that sends the pieces to whoever connects."""
+    """``sends(pieces)``: the URL of a server that sends the pieces to each client."""
     return lambda pieces: f"http://{serves(http(pieces))}"
 
 
@@ -155,7 +157,7 @@ def answer(body: bytes, *headers: str) -> list[bytes]:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (b"", ConnectionFailed),  # one that is being stopped
+        (b"", ConnectionFailed),  # a server that is stopping
         (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
@@ -166,13 +168,15 @@ def answer(body: bytes, *headers: str) -> list[bytes]:
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_a_server_that_is_no_nsq(answer: bytes, kind: type[NsqError], sends: Sends) -> None:
+def test_a_server_that_is_not_nsq_is_an_error(
+    answer: bytes, kind: type[NsqError], sends: Sends
+) -> None:
     url = sends([answer])
     with HTTPAPI(url) as api, pytest.raises(kind, match=url):
         api.get("/x")
 
 
-def test_neither_a_charset_is_believed_nor_a_date_that_no_calendar_has(sends: Sends) -> None:
+def test_a_strange_charset_and_an_impossible_date_are_ignored(sends: Sends) -> None:
     pieces = answer(b"OK", "Content-Type: text/plain; charset=zlib_codec")
     with NsqdHTTPClient(sends(pieces)) as nsqd:
         nsqd.ping()
@@ -181,10 +185,10 @@ def test_neither_a_charset_is_believed_nor_a_date_that_no_calendar_has(sends: Se
             assert api.ping() is None
 
 
-def test_an_info_without_sense_is_no_answer_and_ipv6_has_brackets_or_not(sends: Sends) -> None:
+def test_a_malformed_info_is_refused_and_ipv6_brackets_are_optional(sends: Sends) -> None:
     wrong = {"tcp_port": "x"}, {"tcp_port": 10**400}, {"http_port": [1]}, {"broadcast_address": {}}
-    for each in wrong:
-        body = json.dumps({"tcp_port": 4150} | each).encode()
+    for wrong_field in wrong:
+        body = json.dumps({"tcp_port": 4150} | wrong_field).encode()
         with (
             NsqdHTTPClient(sends(answer(body))) as nsqd,
             pytest.raises(ProtocolError, match="does not answer like nsqd"),
@@ -196,27 +200,27 @@ def test_an_info_without_sense_is_no_answer_and_ipv6_has_brackets_or_not(sends: 
             assert nsqd.info()["broadcast_address"] == "::1"
 
 
-def test_of_too_many_nsqd_some_are_believed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_random_selection_is_used_of_too_many_nsqd(caplog: pytest.LogCaptureFixture) -> None:
     producers = [{"broadcast_address": f"h{n}", "tcp_port": 1} for n in range(20)]
     answer, access = {"channels": [], "producers": producers}, HTTPAccess(max_nodes=10)
 
     drawn = [decode_lookup(answer, "url", access).nodes for _ in range(20)]
 
-    assert {len(each) for each in drawn} == {10}
-    assert len({node for each in drawn for node in each}) == 20  # nobody is kept out for good
+    assert {len(nodes) for nodes in drawn} == {10}
+    assert len({node for nodes in drawn for node in nodes}) == 20  # none is excluded permanently
     assert "url announces 20 nsqd; 10 of them" in caplog.text
 
 
-def test_what_is_no_topic_or_no_nsqd_is_left_out_though_it_is_tombstoned(sends: Sends) -> None:
+def test_invalid_topics_and_nodes_are_left_out_even_if_tombstoned(sends: Sends) -> None:
     topics = [["t"], {}, None, "a b", "gone", "here"]
     producer = {"broadcast_address": "h", "tcp_port": 1, "topics": topics}
     producer["tombstones"] = [True] * 5 + [False]
     body = json.dumps({"producers": [{**producer, "broadcast_address": "["}, producer]}).encode()
 
     with NsqlookupdHTTPClient(sends(answer(body))) as lookupd:
-        [known] = lookupd.nodes()
+        [node] = lookupd.nodes()
 
-    assert (known.topics, known.tombstoned) == ({"gone", "here"}, {"gone"})
+    assert (node.topics, node.tombstoned) == ({"gone", "here"}, {"gone"})
 
 
 MALFORMED = ["[", "a b", "a/b", "u@h", "a?b", "\x1b[2J", "a..b", "::z", "1:2", "-"]

@@ -1,4 +1,4 @@
-"""Where daemons listen, who may call their HTTP API, connections that stay, and /metrics."""
+"""Listening addresses of daemons, access to their HTTP API, idle connections, and /metrics."""
 
 import io
 import re
@@ -29,7 +29,7 @@ def ask(address: str, method: str, path: str, **more: Any) -> httpx.Response:
         return client.request(method, f"http://{address}{path}", **more)
 
 
-def test_a_name_may_have_an_address_of_ipv6_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_may_have_only_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
     look_up = socket.getaddrinfo
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda _, *port, **more: look_up("::1", *port, **more)
@@ -39,7 +39,7 @@ def test_a_name_may_have_an_address_of_ipv6_only(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:", "localhost:0", ":0", "0.0.0.0:0", "[::]:0"])
-def test_an_ipv4_client_is_accepted_and_answered_without_delay(address: str) -> None:
+def test_an_ipv4_client_is_accepted_with_nodelay_and_keepalive(address: str) -> None:
     with listen(address) as listener:
         port = real_port(listener)
         assert real_address(listener) in [f"{ip}:{port}" for ip in ("127.0.0.1", "0.0.0.0", "[::]")]
@@ -53,7 +53,7 @@ def test_an_ipv4_client_is_accepted_and_answered_without_delay(address: str) -> 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:415O", "[::1]:-1", "127.0.0.1:" + "9" * 5000, "/" + "x" * 200, "a..b:1"]
 )
-def test_an_address_beyond_all_bounds_is_refused_and_of_all_interfaces_known(address: str) -> None:
+def test_an_invalid_address_is_refused_and_a_wildcard_recognized(address: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"invalid port|AF_UNIX path too long|no such host"
     ):
@@ -82,23 +82,23 @@ OWN = {"host": "localhost:4151"}
         (OWN | {"sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
     ],
 )
-def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], code: str) -> None:
+def test_a_cross_site_request_is_refused(headers: dict[str, str], code: str) -> None:
     names = ["NSQD-1.example.org"]
     assert cross_site_refusal("POST", headers, names) == code
     assert cross_site_refusal("GET", headers, names) == ""
-    assert cross_site_refusal("POST", {"host": "nsqd.example.com"}, None) == ""  # others reach it
-    assert not is_own_host("", names)  # HTTP/1.1 has one
+    assert cross_site_refusal("POST", {"host": "nsqd.example.com"}, None) == ""  # any host
+    assert not is_own_host("", names)  # HTTP/1.1 requires a Host
 
 
-def test_a_page_of_another_site_can_neither_publish_nor_configure_and_nobody_nonsense() -> None:
+def test_another_site_can_neither_publish_nor_change_the_configuration() -> None:
     calls = ("POST", "/pub?topic=t"), ("PUT", "/config/log_level")
     foreign = {"Origin": "http://evil.example.com"}, {"Sec-Fetch-Site": "cross-site"}
     with EmbeddedNsqd() as nsqd:
-        given = [(*calls[0], {}), *((*call, headers) for call in calls for headers in foreign)]
-        given.append((*calls[0], {"Host": "rebound.example.com"}))
+        requests = [(*calls[0], {}), *((*call, headers) for call in calls for headers in foreign)]
+        requests.append((*calls[0], {"Host": "rebound.example.com"}))
         statuses = [
             ask(nsqd.http_address, method, path, content=b"warn", headers=headers).status_code
-            for method, path, headers in given
+            for method, path, headers in requests
         ]
         with subscribed(nsqd.tcp_address, "t", "ch", ready=10) as client:
             client.read_message()
@@ -110,7 +110,7 @@ def test_a_page_of_another_site_can_neither_publish_nor_configure_and_nobody_non
     assert statuses == [200, *[403] * 5]
 
 
-def test_requests_may_come_in_pieces_and_who_reads_late_gets_all_answers_in_order() -> None:
+def test_requests_may_arrive_in_pieces_and_answers_keep_their_order() -> None:
     with EmbeddedNsqd() as nsqd, subscribed(nsqd.tcp_address, "t", "ch", ready=100) as client:
         head = b"POST /pub?topic=t HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n"
         data = b"".join(head + b"%02d" % number for number in range(20))
@@ -130,7 +130,7 @@ def test_requests_may_come_in_pieces_and_who_reads_late_gets_all_answers_in_orde
     assert len(answer) > 1 << 20
 
 
-def test_equal_heads_are_read_alike_wherever_the_requests_are_cut() -> None:
+def test_cached_heads_are_correct_wherever_requests_are_split() -> None:
     bodies: list[bytes | None] = []
 
     def publish(request: server.Request) -> None:
@@ -153,12 +153,12 @@ def test_equal_heads_are_read_alike_wherever_the_requests_are_cut() -> None:
 
 
 def metric(page: str, sample: str) -> float:
-    found = re.search(rf"^{re.escape(sample)} (\S+)$", page, re.MULTILINE)
-    assert found, sample
-    return float(found[1])
+    match = re.search(rf"^{re.escape(sample)} (\S+)$", page, re.MULTILINE)
+    assert match, sample
+    return float(match[1])
 
 
-def test_metrics_show_queues_clients_disk_stalls_and_what_nsqlookupd_has() -> None:
+def test_metrics_show_queues_clients_disk_stalls_and_registrations() -> None:
     log, everywhere = io.StringIO(), "0.0.0.0:0"
     with (
         EmbeddedNsqd(http_address=everywhere, log=log) as nsqd,
@@ -173,7 +173,9 @@ def test_metrics_show_queues_clients_disk_stalls_and_what_nsqlookupd_has() -> No
         local = f"127.0.0.1:{nsqd.http_address.rpartition(':')[2]}"
         page = ask(local, "GET", "/metrics").text
 
-    assert re.search(r"200 GET /metrics \(127\.0\.0\.1:[0-9]+\) ", log.getvalue())  # of IPv4
+    assert re.search(
+        r"200 GET /metrics \(127\.0\.0\.1:[0-9]+\) ", log.getvalue()
+    )  # an IPv4 address
     assert metric(page, 'nsqd_topic_depth{topic="other"}') == 2
     assert metric(page, 'nsqd_topic_bytes_total{topic="other"}') == 6
     labels = '{topic="t",channel="ch"}'
@@ -199,12 +201,14 @@ BEGUN = (
 )
 
 
-def test_a_client_that_does_not_go_on_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_sending_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_HEAD_S", "_BODY_S"):
         monkeypatch.setattr(server, name, 0.1)
     monkeypatch.setattr(server, "Limits", partial(server.Limits, idle_s=0.1))
     with EmbeddedNsqd() as nsqd, ExitStack() as stack:
-        clients = [stack.enter_context(RawClient(nsqd.http_address, magic=each)) for each in BEGUN]
+        clients = [
+            stack.enter_context(RawClient(nsqd.http_address, magic=begun)) for begun in BEGUN
+        ]
         for client in clients:
             while client.socket.recv(1 << 16):
                 pass  # until it is closed, or the timeout fails the test

@@ -1,4 +1,4 @@
-"""The loop of a daemon measures its turns, and shares them among those that are busy."""
+"""The loop of a daemon measures its turns, and shares them among busy clients."""
 
 import asyncio
 import time
@@ -33,15 +33,15 @@ def test_the_longest_turn_is_measured_in_wall_and_cpu_time() -> None:
 
 def test_many_busy_clients_get_small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
-    now_s = 1000.0  # a turn that another process interrupts is used up
+    now_s = 1000.0  # a frozen wall clock: interruptions by other processes do not count
     clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=time.thread_time)
     monkeypatch.setattr(loop_meter, "time", clock)
 
     async def be_busy() -> None:
         meter = meter_of(asyncio.get_running_loop())
         for clients in (1, 1, 50, 50):
-            given = [meter.share_ends_s() - now_s for _ in range(clients)]
-            shares.append(given[0])
+            budgets = [meter.share_ends_s() - now_s for _ in range(clients)]
+            shares.append(budgets[0])
             await asyncio.sleep(0)
 
     run(be_busy())
@@ -49,8 +49,8 @@ def test_many_busy_clients_get_small_shares(monkeypatch: pytest.MonkeyPatch) -> 
     assert shares[3] < 0.0003
 
 
-def test_what_is_over_a_turn_waits_for_the_next_and_all_get_theirs_in_order() -> None:
-    served: list[tuple[int, int]] = []  # who, and in which turn
+def test_work_beyond_a_turn_waits_for_the_next_one_in_order() -> None:
+    served: list[tuple[int, int]] = []  # the number, and its turn
 
     turn = 0
 

@@ -32,7 +32,7 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
 def is_healthy(address: str) -> bool:
     try:
         return get(address, "/health")[0] == 200
-    except http.client.RemoteDisconnected:  # as many as are served at a time have just been closed
+    except http.client.RemoteDisconnected:  # closed, as too many clients are connected
         return False
 
 
@@ -74,7 +74,7 @@ def test_metrics_and_health_are_served_on_loopback(listen: str) -> None:
         pytest.skip(f"no IPv6 here: {exc}")
 
 
-def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck(
+def test_health_is_503_before_the_start_after_a_failure_and_when_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     health = iter([(True, "fine"), (False, "cannot write 1 topics: clicks"), (True, "fine")])
@@ -94,20 +94,20 @@ def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck
         assert get(running.address, "/health")[0] == 200
 
 
-def test_that_metrics_cannot_be_written_is_said_once(
+def test_an_unwritable_metrics_file_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    os.mkfifo(device := tmp_path / "device")  # as /dev/null, which root could replace
+    os.mkfifo(device := tmp_path / "device")  # like /dev/null, which root could replace
     for place in (tmp_path / "nowhere" / "metrics", device):
-        more: Any = {"metrics": list, "health": lambda: (True, ""), "metrics_file": place}
-        with service(None, {}, **more) as running:
+        settings: Any = {"metrics": list, "health": lambda: (True, ""), "metrics_file": place}
+        with service(None, {}, **settings) as running:
             running.write_metrics()
     reasons = [text.partition(" (")[2] for text in caplog.messages]
     assert reasons == ["No such file or directory)", "not a regular file)"]
     assert device.is_fifo()
 
 
-def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
+def test_silent_clients_do_not_block_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(monitor, "REQUEST_TIMEOUT_S", 0.3)
@@ -117,12 +117,12 @@ def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
         with ExitStack() as stack:
             connect = socket.create_connection
             silent = [stack.enter_context(connect((host, int(port)))) for _ in range(20)]
-            assert [each.recv(1) for each in silent] == [b""] * 20  # all are closed in the end
+            assert [client.recv(1) for client in silent] == [b""] * 20  # all are closed eventually
             monkeypatch.undo()  # a busy machine may take 0.3 s to send a request
             wait_until(lambda: is_healthy(running.address), what="there is room for a request")
 
 
-def test_systemd_learns_when_a_command_is_ready_alive_and_stopping(
+def test_systemd_is_notified_of_ready_alive_and_stopping(
     systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now_s=100.0)
@@ -136,7 +136,7 @@ def test_systemd_learns_when_a_command_is_ready_alive_and_stopping(
         running.alive()
         running.alive()
         assert systemd.socket.recv(1000) == b"WATCHDOG=1"
-        assert systemd.is_silent()  # not at every turn
+        assert systemd.is_silent()  # not every time
         clock.now_s += 0.1
         running.alive()
         assert systemd.socket.recv(1000) == b"WATCHDOG=1"
@@ -144,14 +144,16 @@ def test_systemd_learns_when_a_command_is_ready_alive_and_stopping(
         assert systemd.socket.recv(1000) == b"STOPPING=1"
 
 
-def test_the_watchdog_of_others_is_not_fed_and_nobody_who_listens_is_no_error(
+def test_another_watchdog_is_not_fed_and_a_missing_socket_is_no_error(
     systemd: Systemd, tmp_path: Path
 ) -> None:
-    others = systemd.environ | {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
-    with service(None, others, metrics=list, health=lambda: (True, "")) as running:
+    environ = systemd.environ | {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    with service(None, environ, metrics=list, health=lambda: (True, "")) as running:
         running.alive()
         assert systemd.is_silent()
-    nobody = {"NOTIFY_SOCKET": str(tmp_path / "nobody")}
-    with service(None, nobody, metrics=list, health=lambda: (True, "")) as running:
+    environ_without_listener = {"NOTIFY_SOCKET": str(tmp_path / "nobody")}
+    with service(
+        None, environ_without_listener, metrics=list, health=lambda: (True, "")
+    ) as running:
         running.ready()
         running.stopping()
