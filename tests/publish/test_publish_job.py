@@ -1,4 +1,4 @@
-"""Publishing to real nsqd: every record has its outcome, and what is confirmed is there."""
+"""Publishing to real nsqd: every record has an outcome, and confirmed records are stored."""
 
 import os
 import threading
@@ -55,7 +55,9 @@ def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> P
 
 
 @pytest.mark.parametrize("at_once", [5 << 20, 30], ids=["by default", "30 bytes"])
-def test_all_arrives_but_what_is_too_long(go_nsqd: MakeNsqd, tmp_path: Path, at_once: int) -> None:
+def test_all_records_arrive_except_too_long_ones(
+    go_nsqd: MakeNsqd, tmp_path: Path, at_once: int
+) -> None:
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
     text = b"\n".join([*records[:3], b"x" * 1_000_001, *records[3:]])
@@ -65,7 +67,7 @@ def test_all_arrives_but_what_is_too_long(go_nsqd: MakeNsqd, tmp_path: Path, at_
     assert bodies_in(nsqd, "events", 6) == sorted(records)
 
 
-def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
+def test_each_nsqd_gets_a_share_even_of_a_single_batch(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
     three = [go_nsqd() for _ in range(3)]
     for nsqd in three:
         nsqd.create_channel("events", "check")
@@ -82,7 +84,9 @@ def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_pa
         )
 
 
-def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_path: Path) -> None:
+def test_input_for_an_absent_nsqd_is_kept_completely(
+    unreachable_address: str, tmp_path: Path
+) -> None:
     count = 140_000  # more than the 128 batches of 1000 that may be outstanding at a time
     lines = [b"x" * 2_000_000 if n % 60_000 == 1 else b"%d" % n for n in range(count)]
     text = b"\n".join(lines) + b"\n"
@@ -116,7 +120,7 @@ def test_an_unreachable_nsqd_is_reported_long_before_the_retry_timeout(
     assert caplog.text.count("trying for") == 1
 
 
-def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: Path) -> None:
+def test_ended_batches_record_which_records_may_be_retried(tmp_path: Path) -> None:
     class Lossy(Publisher):
         def publish(self, topic: str, bodies: Any, on_ended: Any = None, **_: Any) -> None:
             lost = {500: {"a:1": unknown(ConnectionLost("lost"))}} if b"1500" in bodies else {}
@@ -125,13 +129,13 @@ def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: P
     settled: list[InputBatch[bytes]] = []
     lines = b"".join(b"%d\n" % n for n in range(5000))
     run_job(lines, Lossy([], FAST, PublishOptions()), tmp_path, on_batch_ended=settled.append)
-    assert [(each.end.records, each.retryable) for each in settled] == [
+    assert [(batch.end.records, batch.retryable) for batch in settled] == [
         (1000, set()),
         (2000, {500}),
     ]
 
 
-def test_a_cut_connection_loses_no_count(
+def test_no_record_is_lost_when_connections_are_cut(
     proxy_to: ProxyTo, nsqd: GoNsqd, in_background: InBackground, tmp_path: Path
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
@@ -150,7 +154,7 @@ def test_a_cut_connection_loses_no_count(
 RECORDS = [b"record %d" % number for number in range(10)]
 
 
-def test_what_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
+def test_synced_unsent_records_survive_a_power_cut(tmp_path: Path) -> None:
     with PowerCut(tmp_path) as record:
         with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
             for number, each in enumerate(RECORDS):
@@ -166,7 +170,7 @@ def test_what_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
         assert set(promised) <= set(cut.files.get("unsent", b"").splitlines())
 
 
-def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
+def test_a_renamed_file_of_unsent_records_is_created_again(tmp_path: Path) -> None:
     with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
         unsent.write(b"x" * 100_000)  # more than the buffer
         (tmp_path / "unsent").rename(tmp_path / "taken")
@@ -180,8 +184,8 @@ def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
     assert (tmp_path / "moved" / "unsent").read_bytes() == b"3\n"
 
 
-def test_a_full_disk_leaves_no_half_of_a_record(small_disk: Path) -> None:
-    """Half of one would become one with the first record of the next run."""
+def test_a_full_disk_leaves_no_partial_record(small_disk: Path) -> None:
+    """A partial record would join the first record of the next run."""
     with UnsentFiles(small_disk / "unsent", b"\n") as unsent:
         with pytest.raises(OutputError, match="No space left"):
             unsent.write(bytes(100_000))
@@ -189,8 +193,10 @@ def test_a_full_disk_leaves_no_half_of_a_record(small_disk: Path) -> None:
     assert (small_disk / "unsent").read_bytes() == b"record\n"
 
 
-def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:
-    """What a file had stays, and only its owner may read it."""
+def test_unsent_records_are_written_through_a_link_or_a_pipe(
+    tmp_path: Path, in_background: InBackground
+) -> None:
+    """Earlier records stay in the file, and only its owner may read it."""
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     reading = in_background((tmp_path / "pipe").read_bytes)
@@ -203,7 +209,7 @@ def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: In
     assert reading.result(patience_s(10)) == b"record\n"
 
 
-# -- what the outcomes of several nsqd make of a record, and the rate limit -----------------------
+# -- the outcome of a record from those of several nsqd, and the rate limit -----------------------
 
 
 LOST = ConnectionLost("nsqd:4150: gone")
@@ -211,9 +217,9 @@ TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
 DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
 
 
-def test_the_worst_outcome_counts_by_nsqd_also_of_one_without_a_port() -> None:
+def test_the_worst_outcome_counts_and_counts_by_nsqd_have_a_port() -> None:
     kinds = PublishOutcome
-    assert [classify_error(each) for each in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
+    assert [classify_error(cause) for cause in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
     batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
     for nsqd, place, error in (
         ("b", 0, unknown(LOST)),
@@ -229,7 +235,7 @@ def test_the_worst_outcome_counts_by_nsqd_also_of_one_without_a_port() -> None:
 
 
 def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
-    """Take all that is allowed, on a clock that advances by what the limit says to wait."""
+    """Spend every allowance, on a clock that advances by the wait that the limit returns."""
     now, published = 0.0, 0
     while now < seconds:
         if allowed := limit.allowance(now):
@@ -242,7 +248,7 @@ def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
 
 
 @pytest.mark.parametrize("rate", [0.5, 10, 1_000, 100_000, 2_000_000])
-def test_the_rate_is_exact_at_any_size_and_the_wait_one_that_is_possible(rate: float) -> None:
+def test_the_rate_is_exact_at_any_size_and_the_wait_is_bounded(rate: float) -> None:
     published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
     assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
     limit = RateLimit(1e-300, 0.0)
@@ -253,18 +259,20 @@ def test_the_rate_is_exact_at_any_size_and_the_wait_one_that_is_possible(rate: f
 @given(
     st.floats(0.1, 1e6), st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 5000)), max_size=50)
 )
-def test_never_more_than_the_rate_and_catch_up(rate: float, steps: list[tuple[float, int]]) -> None:
+def test_the_rate_is_never_exceeded_by_more_than_the_catch_up(
+    rate: float, steps: list[tuple[float, int]]
+) -> None:
     limit, now, published = RateLimit(rate, 0.0), 0.0, 0
-    for delay_s, wanted in steps:
+    for delay_s, requested in steps:
         now += delay_s
-        taken = min(wanted, limit.allowance(now))
-        if taken:
-            limit.spend(taken)
-        published += taken
+        spent = min(requested, limit.allowance(now))
+        if spent:
+            limit.spend(spent)
+        published += spent
         assert published <= rate * (now + MAX_CATCH_UP_S + 0.02) + 1
 
 
-# -- reading: prompt where records trickle, in full batches where they pour -----------------------
+# -- reading: promptly from a slow input, in full batches from a fast one -------------------------
 
 
 def batches_of(*paths: Path) -> list[list[bytes]]:
@@ -272,7 +280,7 @@ def batches_of(*paths: Path) -> list[list[bytes]]:
     return [list(batch.records) for batch in source.batches()]
 
 
-def test_a_file_becomes_full_batches_and_large_records_small_ones(tmp_path: Path) -> None:
+def test_a_file_is_read_in_full_batches_bounded_in_bytes(tmp_path: Path) -> None:
     lines = [b"line %d" % n for n in range(3 * BATCH_RECORDS + 7)]
     (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
     batches = batches_of(tmp_path / "log")
@@ -293,14 +301,18 @@ def test_a_file_becomes_full_batches_and_large_records_small_ones(tmp_path: Path
         ([b"one\ntwo", b"three\n"], [b"one", b"two", b"three"]),
     ],
 )
-def test_the_last_record_is_whole(tmp_path: Path, texts: list[bytes], records: list[bytes]) -> None:
+def test_the_last_record_needs_no_delimiter(
+    tmp_path: Path, texts: list[bytes], records: list[bytes]
+) -> None:
     paths = [tmp_path / str(number) for number in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_bytes(text)
     assert [record for batch in batches_of(*paths) for record in batch] == records
 
 
-def test_a_fifo_waits_for_its_writer_or_a_stop(tmp_path: Path, in_background: InBackground) -> None:
+def test_reading_a_fifo_waits_for_its_writer_or_a_stop(
+    tmp_path: Path, in_background: InBackground
+) -> None:
     os.mkfifo(path := tmp_path / "fifo")
     stopped = threading.Event()
     batches = RecordSource([str(path)], b"\n", stopped.is_set).batches()
@@ -315,10 +327,10 @@ def test_a_fifo_waits_for_its_writer_or_a_stop(tmp_path: Path, in_background: In
     assert waiting.result(patience_s(5)) == []
 
 
-def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst(
+def test_delayed_repetitions_are_not_caught_up_in_a_burst(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, came = 0.0, []
+    now, rounds = 0.0, []
 
     def pass_time(seconds: float) -> None:
         nonlocal now
@@ -327,6 +339,6 @@ def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst(
     clock = SimpleNamespace(monotonic=lambda: now, sleep=pass_time)
     monkeypatch.setattr("nsqtools.publish.input.time", clock)
     for batch in repeat_texts([b"{n}"], 4, 0.2, lambda: False):
-        came.append((now, batch.records))
+        rounds.append((now, batch.records))
         pass_time(0.5 if now == 0.2 else 0.0)
-    assert came == [(0.0, [b"1"]), (0.2, [b"2"]), (0.7, [b"3"]), (pytest.approx(0.9), [b"4"])]
+    assert rounds == [(0.0, [b"1"]), (0.2, [b"2"]), (0.7, [b"3"]), (pytest.approx(0.9), [b"4"])]
