@@ -1,4 +1,4 @@
-"""Tail against a real nsqd: what is written is finished, what is not written comes again."""
+"""Tail on a real nsqd: written messages are finished, and all others are requeued."""
 
 import threading
 import time
@@ -43,11 +43,11 @@ def publish_lines(nsqd: GoNsqd, topic: str, count: int) -> list[bytes]:
     return lines
 
 
-def test_silence_is_an_end_and_a_reader_that_is_slow_is_no_silence(
+def test_silence_ends_a_tail_and_a_slow_reader_is_not_silence(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     lines = publish_lines(nsqd, "clicks", 2) + publish_lines(nsqd, "views", 1)
-    # nsqd, too, must be silent for longer than a busy machine keeps it from running
+    # longer than a busy machine keeps nsqd from running
     idle_s = patience_s(0.2)
 
     def write_slowly(text: bytes) -> None:
@@ -61,10 +61,10 @@ def test_silence_is_an_end_and_a_reader_that_is_slow_is_no_silence(
     assert [unfinished(nsqd, topic, "c") for topic in ("clicks", "views")] == [0, 0]
 
 
-def test_silence_is_no_end_before_every_nsqd_could_send(
+def test_exit_idle_waits_until_every_nsqd_could_send(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
-    """One message in flight goes around among the subscriptions."""
+    """A single message in flight rotates among the subscriptions."""
     topics = [f"t{n}" for n in range(4)]
     lines = [publish_lines(nsqd, topic, 1)[0] for topic in topics]
     tail = make_tail(topics, options=ClientOptions(max_in_flight=1), limits=RunLimits(idle_s=0.05))
@@ -73,7 +73,7 @@ def test_silence_is_no_end_before_every_nsqd_could_send(
     assert sorted(b"".join(written).splitlines()) == lines
 
 
-def test_silence_is_no_end_before_every_nsqd_was_tried(
+def test_exit_idle_waits_until_every_nsqd_was_tried(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes], unreachable_address: str
 ) -> None:
     lines = publish_lines(nsqd, "clicks", 1)
@@ -88,7 +88,7 @@ def test_silence_is_no_end_before_every_nsqd_was_tried(
     assert tail._consumer._has_tried_all
 
 
-def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
+def test_a_count_is_exact_over_all_topics_and_its_messages_are_finished(
     nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     lines = publish_lines(nsqd, "clicks", 500) + publish_lines(nsqd, "views", 500)
@@ -107,15 +107,15 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     assert count("in_flight_count") == 0
 
 
-def test_a_count_of_what_a_filter_keeps_does_not_slow_down_the_search(make_tail: MakeTail) -> None:
+def test_a_count_with_a_filter_does_not_limit_messages_in_flight(make_tail: MakeTail) -> None:
     searches = [make_tail(limits=RunLimits(count=3), keep=keep) for keep in (None, bool)]
-    assert [each._consumer.options.max_in_flight for each in searches] == [3, 200]
+    assert [search._consumer.options.max_in_flight for search in searches] == [3, 200]
 
 
-def test_an_nsqd_is_looked_at_before_the_first_subscription_and_not_when_it_comes_back(
+def test_an_nsqd_is_checked_only_before_its_first_subscription(
     nsqd: GoNsqd, in_background: InBackground, make_tail: MakeTail, written: list[bytes]
 ) -> None:
-    """It may have joined since the command looked; what waits there later was published for it."""
+    """It may have joined after the command's own check. A later backlog belongs to the channel."""
     publish_lines(nsqd, "clicks", 1)
     looks: list[tuple[str, object]] = []
     tail = make_tail(
@@ -132,14 +132,16 @@ def test_an_nsqd_is_looked_at_before_the_first_subscription_and_not_when_it_come
     assert [(topic, str(at)) for topic, at in looks] == [("clicks", nsqd.tcp_address)]
 
 
-def test_a_defect_shows(nsqd: GoNsqd, make_tail: MakeTail, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_the_io_thread_is_raised(
+    nsqd: GoNsqd, make_tail: MakeTail, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_lines(nsqd, "clicks", 1)
     monkeypatch.setattr(ConsumerIO, "received", None)
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         make_tail().run()
 
 
-def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
+def test_stopping_finishes_written_messages_and_requeues_the_rest(
     nsqd: GoNsqd, in_background: InBackground, make_tail: MakeTail, written: list[bytes]
 ) -> None:
     publish_lines(nsqd, "clicks", 5000)
