@@ -1,4 +1,4 @@
-"""The envelope: exact form, nothing lost on the way there and back, strict when read."""
+"""The envelope: its exact form, lossless round trips, and strict decoding."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ messages = st.builds(
 )
 
 
-def test_a_line_is_what_json_dumps_would_give_or_has_body64_and_a_body_is_enough() -> None:
+def test_a_line_equals_json_dumps_or_has_body64() -> None:
     body = 'quote " backslash \\ newline \n tab \t nul \0 é 😀 \u2028'
     fields = json.loads(LINE) | {"body": body, "attempts": 65535}
     message = MESSAGE._replace(body=body.encode(), attempts=65535)
@@ -52,7 +52,9 @@ def test_a_line_is_what_json_dumps_would_give_or_has_body64_and_a_body_is_enough
 
 @given(st.lists(messages, max_size=5), st.text(), st.text())
 @example([MESSAGE._replace(body=b"\x00\n\r\x1f\x7f\xc2\x85")], "t", "n")
-def test_each_message_comes_back_as_it_was(batch: list[WireMessage], topic: str, nsqd: str) -> None:
+def test_messages_survive_encoding_and_decoding(
+    batch: list[WireMessage], topic: str, nsqd: str
+) -> None:
     topic, nsqd = (text.encode("utf-8", "ignore").decode() for text in (topic, nsqd))
     lines = encode_many(topic, nsqd, batch).split(b"\n")
     assert lines.pop() == b""
@@ -92,13 +94,13 @@ def with_fields(**changes: object) -> bytes:
         (with_fields(nsqd="\ud800"), "half of a surrogate pair"),
     ],
 )
-def test_a_wrong_line_is_refused_with_the_reason(line: bytes, complaint: str) -> None:
+def test_an_invalid_line_is_refused_with_the_reason(line: bytes, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         decode(line)
 
 
 @given(st.binary())
-def test_random_bytes_raise_nothing_but_value_error(line: bytes) -> None:
+def test_random_bytes_raise_only_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(line)
 
@@ -106,7 +108,7 @@ def test_random_bytes_raise_nothing_but_value_error(line: bytes) -> None:
 LETTER = WireMessage(1_700_000_000_000_000_001, 6, b"0f1e2d3c4b5a6978", b"caf\xc3\xa9 \xff")
 
 
-def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
+def test_a_dead_letter_survives_a_round_trip_and_is_an_envelope() -> None:
     line = encode_dead_letter("t", "n:4150", LETTER, error='400 "no"\n', failed_at_ns=5)
 
     message, error = decode_dead_letter(line)
@@ -132,9 +134,9 @@ def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
         ({"print_topic": True}, b"t | a\nt | \nt | \x1b\xff\n"),
     ],
 )
-def test_each_body_is_ended_by_the_delimiter(options: dict[str, object], text: bytes) -> None:
-    some = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
-    assert encode_lines("t", "h:1", some, **options) == text
+def test_each_body_ends_with_the_delimiter(options: dict[str, object], text: bytes) -> None:
+    messages_of_batch = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
+    assert encode_lines("t", "h:1", messages_of_batch, **options) == text
 
 
 def split(chunks: list[bytes], delimiter: bytes = b"\n") -> list[bytes]:
@@ -144,7 +146,7 @@ def split(chunks: list[bytes], delimiter: bytes = b"\n") -> list[bytes]:
 
 @pytest.mark.parametrize("delimiter", [b"\n", b"\0", b"\r\n", b"--", b"abab"])
 @given(data=st.data())
-def test_the_cuts_between_chunks_do_not_matter(delimiter: bytes, data: st.DataObject) -> None:
+def test_records_do_not_depend_on_chunk_boundaries(delimiter: bytes, data: st.DataObject) -> None:
     pieces = st.sampled_from([delimiter, b"a", b"\xff", b"-", b"\r", b"\n", b"\0"])
     text = b"".join(data.draw(st.lists(pieces, max_size=30)))
     places = st.lists(st.integers(0, len(text)), max_size=30)
@@ -163,10 +165,10 @@ def test_without_a_delimiter_the_stream_is_one_record() -> None:
         splitter.end()
 
 
-def test_a_record_over_the_limit_ends_the_input_and_small_chunks_cost_no_more() -> None:
+def test_a_record_over_the_limit_ends_the_input() -> None:
     splitter = Splitter(limit=10)
     assert splitter.feed(b"a") == []
-    assert splitter.feed(b"\n" + b"x" * 10) == [b"a"]  # each chunk gives its records at once
+    assert splitter.feed(b"\n" + b"x" * 10) == [b"a"]  # without waiting for the next chunk
     assert splitter.feed(b"\n") == [b"x" * 10]
 
     splitter = Splitter(limit=10)

@@ -1,4 +1,4 @@
-"""Filters: grep on bytes, sampling, jq's programs over bodies with every digit of a number kept."""
+"""Filters: grep on bytes, sampling, and jq programs that keep every digit of a number."""
 
 from typing import Any
 
@@ -25,22 +25,22 @@ def message(body: bytes) -> WireMessage:
 def test_grep_searches_the_bytes_of_the_body() -> None:
     kept = [("err", b"an error"), (r"\xff", b"a\xffb"), ("\udcff", b"a\xffb")]
     kept += [("é", "café".encode()), ("", b"")]
-    others = [("^err", b"an error"), ("ERR", b"an error")]
-    for pattern, body in (*kept, *others):
-        found = [grep(pattern, invert=each)(message(body)) for each in (False, True)]
+    rejected = [("^err", b"an error"), ("ERR", b"an error")]
+    for pattern, body in (*kept, *rejected):
+        results = [grep(pattern, invert=invert)(message(body)) for invert in (False, True)]
         is_kept = (pattern, body) in kept
-        assert found == [is_kept, not is_kept], pattern
+        assert results == [is_kept, not is_kept], pattern
 
 
-def test_sampling_keeps_its_share_and_several_filters_what_all_keep_in_turn() -> None:
+def test_sampling_keeps_its_share_and_filters_are_combined_in_order() -> None:
     for share, kept in ((0.0, 0), (0.1, 2), (1.0, 4)):
         numbers = iter([0.0, 0.09, 0.1, 0.99])
         keep = sample(share, numbers.__next__)
         assert sum(keep(message(b"")) for _ in range(4)) == kept
-    seen: list[bytes] = []
-    keep = every([grep("a"), lambda m: seen.append(m.body) is None, grep("b", invert=True)])
+    judged: list[bytes] = []
+    keep = every([grep("a"), lambda m: judged.append(m.body) is None, grep("b", invert=True)])
     assert [keep(message(body)) for body in (b"a", b"ab", b"c")] == [True, False, False]
-    assert seen == [b"a", b"ab"]
+    assert judged == [b"a", b"ab"]
     assert every([]) is None
 
 
@@ -48,8 +48,8 @@ SHARES = {"10%": 0.1, "0.25": 0.25, "100%": 1.0, "1": 1.0, "0": 0.0}
 
 
 @pytest.mark.parametrize("text", ["", "%", "ten", "101%", "1.5", "-1%", "nan"])
-def test_a_share_is_percent_or_fraction_and_what_is_none_is_refused(text: str) -> None:
-    assert {each: parse_share(each) for each in SHARES} == pytest.approx(SHARES)
+def test_a_share_is_a_percentage_or_fraction(text: str) -> None:
+    assert {share: parse_share(share) for share in SHARES} == pytest.approx(SHARES)
     with pytest.raises(ValueError, match=r"write 10% or 0\.1"):
         parse_share(text)
 
@@ -59,7 +59,7 @@ WANTED += [("select(.a)", b'{"a": 1}'), ("{a: .b}", b"{}"), (".a", b'{"a": 0}')]
 WANTED += [(".status >= 500 # only errors", b'{"status": 503}')]
 NOT_WANTED = [(".status >= 500", b'{"status": 200}'), ("select(.a)", b'{"b": 1}')]
 NOT_WANTED += [(".a", b'{"a": null}'), ("empty", b"1")]
-# bytes that are not UTF-8 and halves of pairs are U+FFFD, which leaves the other fields as they are
+# bytes that are not UTF-8 and lone surrogates become U+FFFD; the other fields stay as they are
 WANTED += [(".a", b'{"a": 1, "n": "M\xfcller"}'), (".a", b'{"a": 1, "n": "cut \\ud83d"}')]
 WANTED += [
     (".a", b'{"\\uDE00": 1, "a": "\\ud83d\\ude00"}'),
@@ -85,12 +85,12 @@ UNJUDGED += [b'{"a": 1, "d": ' + b"[" * 11_000 + b"]" * 11_000 + b"}", b'"a"', b
 
 
 @pytest.mark.parametrize(("program", "body"), [*WANTED, *NOT_WANTED])
-def test_where_wants_what_a_result_is_true_for(program: str, body: bytes) -> None:
+def test_where_keeps_messages_with_a_true_result(program: str, body: bytes) -> None:
     assert where(program)(message(body)) is ((program, body) in WANTED)
 
 
 @pytest.mark.parametrize("body", UNJUDGED)
-def test_neither_where_nor_pick_gives_an_answer_for_a_body_that_it_cannot_be_applied_to(
+def test_where_and_pick_raise_for_a_body_that_is_not_a_json_object(
     body: bytes,
 ) -> None:
     with pytest.raises(ValueError):
@@ -99,7 +99,7 @@ def test_neither_where_nor_pick_gives_an_answer_for_a_body_that_it_cannot_be_app
         compile_pick(".a")(body)
 
 
-def test_a_filter_that_says_no_decides_where_another_cannot_tell() -> None:
+def test_a_rejecting_filter_decides_if_another_cannot_judge_the_body() -> None:
     doubtful, refused = message(b"no JSON"), []
     for filters in ([where(".a"), grep("^x")], [grep("^x"), where(".a")]):
         keep = every(filters)
@@ -108,7 +108,9 @@ def test_a_filter_that_says_no_decides_where_another_cannot_tell() -> None:
     keep = reporting(every([where(".a"), grep("")]), lambda *unjudged: refused.append(unjudged))
     assert keep is not None
     assert not keep(doubtful)
-    assert [(each, "parse error" in str(error)) for each, error in refused] == [(doubtful, True)]
+    assert [(unjudged, "parse error" in str(error)) for unjudged, error in refused] == [
+        (doubtful, True)
+    ]
 
 
 PICKED = {".name": b"caf\xc3\xa9", ".id": b"12345678901234567890", ".tags[]": b"a\nb"}
@@ -116,9 +118,9 @@ PICKED |= {"{id, price}": b'{"id":12345678901234567890,"price":1.10}', ".nothing
 PICKED |= {"empty": None, "def f: .name; f # of the user": b"caf\xc3\xa9"}
 
 
-def test_pick_gives_text_as_it_is_and_the_rest_as_compact_json() -> None:
+def test_pick_returns_text_unchanged_and_other_values_as_compact_json() -> None:
     body = '{"name": "café", "id": 12345678901234567890, "price": 1.10, "tags": ["a", "b"]}'
-    assert {each: compile_pick(each)(body.encode()) for each in PICKED} == PICKED
+    assert {program: compile_pick(program)(body.encode()) for program in PICKED} == PICKED
 
 
 def test_pick_raises_only_where_its_result_would_differ_from_the_body() -> None:
@@ -132,14 +134,14 @@ def test_pick_raises_only_where_its_result_would_differ_from_the_body() -> None:
 
 @pytest.mark.parametrize("compile", [where, compile_pick])
 @pytest.mark.parametrize("program", [".a[", ") | (", "nonsense"])
-def test_a_wrong_program_is_refused_in_a_line(compile: Any, program: str) -> None:
+def test_an_invalid_program_is_refused_in_one_line(compile: Any, program: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a program of jq: ") as refused:
         compile(program)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "true", 'x"y'])
-def test_a_value_that_is_no_number_is_text(value: str) -> None:
+def test_a_value_that_is_not_a_number_is_compared_as_text(value: str) -> None:
     keep, _ = json_filters(None, None, required="a", value=value, whitelist=())
     assert keep(message(b'{"a": "%b"}' % value.replace('"', '\\"').encode()))
     assert not keep(message(b'{"a": 1}'))

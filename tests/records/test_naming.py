@@ -1,4 +1,4 @@
-"""Names of archive files: tokens, revisions, and what is refused."""
+"""Names of archive files: tokens, revisions, and refused formats."""
 
 from datetime import datetime
 
@@ -26,15 +26,15 @@ NAMES = {
 }
 
 
-def test_every_token_has_its_value_and_the_rest_stays() -> None:
+def test_every_token_is_replaced_and_other_text_is_kept() -> None:
     def name_of(format: str, extension: str, **more: str) -> str:
         naming = FileNaming(format, host="web1", pid=77, extension=extension, **more)
         return with_rev(naming.stem("clicks", MOMENT, DAY_BEFORE), 3)
 
-    assert {each: name_of(*each) for each in NAMES} == NAMES
+    assert {arguments: name_of(*arguments) for arguments in NAMES} == NAMES
     of_times = name_of("<DATETIME><REV>", "", datetime_format="v1-%Y-%j-Jan")
     assert of_times == "v1-2026-325-Jan-000003"
-    assert FileNaming().format == "<TOPIC>.<HOST><REV>.<DATETIME>.log"  # that of nsq_to_file
+    assert FileNaming().format == "<TOPIC>.<HOST><REV>.<DATETIME>.log"  # as in nsq_to_file
 
 
 SECOND = {"clicks": "clicks-000001", "clicks.log": "clicks-000001.log"}
@@ -43,7 +43,7 @@ SECOND |= {"a.b/clicks.2026-11-21.log": "a.b/clicks.2026-11-21-000001.log"}
 SECOND |= {"d<REV>/clicks.log": "d-000001/clicks.log"}
 
 
-def test_a_second_file_of_a_name_gets_a_number() -> None:
+def test_a_second_file_of_the_same_name_gets_a_number() -> None:
     assert {name: with_rev(name, 1) for name in SECOND} == SECOND
     first = {name: name.replace("<REV>", "-000000") for name in SECOND}
     assert {name: with_rev(name, 0) for name in SECOND} == first
@@ -55,20 +55,20 @@ NO_FORMATS |= {"<TOPIC>\n": "control characters", "<TOPIC>\udcff": "not UTF-8"}
 
 
 @pytest.mark.parametrize("format", NO_FORMATS)
-def test_a_format_that_names_no_file_is_refused(format: str) -> None:
+def test_a_format_that_is_not_a_file_name_is_refused(format: str) -> None:
     with pytest.raises(ConfigurationError, match=NO_FORMATS[format]):
         FileNaming(format)
     with pytest.raises(ConfigurationError, match="not UTF-8"):
         FileNaming(datetime_format="%Y\udcff")
     with pytest.raises(ConfigurationError, match="inside its directory"):
-        FileNaming("<TOPIC>/log").stem("..", MOMENT, MOMENT)  # which is a valid topic
+        FileNaming("<TOPIC>/log").stem("..", MOMENT, MOMENT)  # ".." is a valid topic
 
 
 HOUR = 3600.0
 NINE = 1_700_000_000 // 86_400 * 86_400 + 9 * HOUR  # nine o'clock UTC
 
 
-def test_two_sizes_are_limits_of_their_own_and_an_interval_is_aligned_to_the_clock() -> None:
+def test_rotation_has_two_size_limits_and_an_interval_of_the_clock() -> None:
     assert not Rotation().is_full(1 << 60, 1 << 60)
     assert Rotation(size=100).is_full(100, 5000)
     assert not Rotation(size=100).is_full(99, 5000)

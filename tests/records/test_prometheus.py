@@ -1,4 +1,4 @@
-"""Prometheus' text format: what its parser reads back is what was given."""
+"""The text format of Prometheus, with escaped labels and help."""
 
 from nsqtools.records.prometheus import Metric, encode_metrics
 

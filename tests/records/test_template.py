@@ -1,4 +1,4 @@
-"""Templates: every field and form, escapes, and what is refused before anything runs."""
+"""Templates: every field and form, escapes, and refusals before anything runs."""
 
 import json
 from urllib.parse import unquote_to_bytes
@@ -27,7 +27,7 @@ FILLED |= {"{topic} {nsqd} {attempts} {size}": b"clicks host:4150 3 5"}
 FILLED |= {"100 % of é {size}%d": "100 % of é 5%d".encode()}
 
 
-def test_fields_and_forms() -> None:
+def test_every_field_and_form_is_filled_in() -> None:
     assert {template: fill(template) for template in FILLED} == FILLED
 
 
@@ -40,12 +40,12 @@ REFUSED |= {"{.a[}": "is not a program of jq"}
 
 
 @pytest.mark.parametrize("template", REFUSED)
-def test_what_cannot_work_is_refused_at_once(template: str) -> None:
+def test_an_invalid_template_is_refused_when_it_is_compiled(template: str) -> None:
     with pytest.raises(ValueError, match=REFUSED[template]):
         compile_template(template)
 
 
-def test_a_batch_is_joined_and_a_percent_sign_or_a_time_before_1970_is_only_that() -> None:
+def test_batches_are_joined_and_percent_signs_and_old_times_work() -> None:
     encode_many = compile_template("{attempts},")
     assert encode_many("t", "h:1", [MESSAGE, MESSAGE._replace(attempts=40_000)]) == b"3,40000,"
     assert fill("{topic}{id}", topic="100%d") == b"100%d0f1e2d3c4b5a6978"
@@ -53,7 +53,7 @@ def test_a_batch_is_joined_and_a_percent_sign_or_a_time_before_1970_is_only_that
 
 
 @given(st.binary())
-def test_a_body_is_written_as_it_is_and_as_json_can_be_read_back(body: bytes) -> None:
+def test_a_body_is_written_raw_or_as_reversible_json_or_url(body: bytes) -> None:
     assert fill("<{body}>", MESSAGE._replace(body=body)) == b"<" + body + b">"
     text = json.loads(fill("{body:json}", MESSAGE._replace(body=body)))
     assert text.encode("utf-8", "surrogateescape") == body
@@ -82,7 +82,7 @@ def test_a_path_is_looked_up_in_the_json_of_the_body(template: str) -> None:
     assert b"12345678901234567890" not in fill(template.partition("&")[0], MESSAGE)
 
 
-def test_in_a_url_no_field_has_a_character_that_ends_a_part_of_it() -> None:
+def test_fields_in_a_url_are_percent_encoded() -> None:
     text = "/{topic}/{.p}?a={.p:url}&b={.p:raw}&c={body:base64}&d={timestamp:%H:%M}"
     record = WireMessage(0, 1, b"0" * 16, rb'{"p": "a/?#&=%+ \u00fc"}')
 

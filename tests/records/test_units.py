@@ -1,4 +1,4 @@
-"""Sizes, times and spans: the forms people write, and the message for what they may not."""
+"""Sizes, times and spans: accepted forms, and errors for all others."""
 
 import pytest
 
@@ -8,7 +8,7 @@ NOW_NS = 1_700_000_000 * NS
 
 
 @pytest.mark.parametrize("text", ["", "10", "5 minutes", "d", "1d12", "1h1d", "-1d", "s", "-5s"])
-def test_a_span_is_a_duration_and_not_negative(text: str) -> None:
+def test_a_span_is_a_duration_that_is_not_negative(text: str) -> None:
     assert parse_span("1h30m") == 5400
     assert (parse_span("1d"), parse_span("1.5d1h")) == (86_400, 133_200)
     with pytest.raises(ValueError, match=r"negative|duration|unit"):
@@ -21,8 +21,8 @@ NO_SIZES = ["", "-1", "ten", "1.5.2", "64KiBi", "5iB", "1e3", "\uff11", "9" * 40
 
 
 @pytest.mark.parametrize("text", NO_SIZES)
-def test_a_size_is_in_bytes_and_what_is_none_is_refused_with_an_example(text: str) -> None:
-    assert {each: parse_size(each) for each in SIZES} == SIZES
+def test_a_size_is_in_bytes_and_an_invalid_one_shows_an_example(text: str) -> None:
+    assert {key: parse_size(key) for key in SIZES} == SIZES
     with pytest.raises(ValueError, match="64KiB"):
         parse_size(text)
 
@@ -35,8 +35,8 @@ TIMES |= {"-1d12h": NOW_NS - 129_600 * NS}
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2023-13-01", "22:13", "-2 hours"])
-def test_a_time_is_in_nanoseconds_since_1970_and_what_is_none_is_refused(text: str) -> None:
-    assert {each: parse_time(each, now_ns=NOW_NS) for each in TIMES} == TIMES
+def test_a_time_is_in_nanoseconds_since_1970(text: str) -> None:
+    assert {key: parse_time(key, now_ns=NOW_NS) for key in TIMES} == TIMES
     with pytest.raises(ValueError, match="write"):
         parse_time(text, now_ns=NOW_NS)
 
@@ -46,7 +46,7 @@ ESCAPES |= {r"\\x41": b"\\x41", "é\\n": "é\n".encode(), "\udcff": b"\xff"}
 
 
 @pytest.mark.parametrize("text", ["\\", r"\q", r"\x4", r"\xzz", "a\\\n"])
-def test_known_escapes_are_interpreted_and_others_refused(text: str) -> None:
-    assert {each: unescape(each) for each in ESCAPES} == ESCAPES
+def test_known_escapes_are_replaced_and_others_refused(text: str) -> None:
+    assert {escaped: unescape(escaped) for escaped in ESCAPES} == ESCAPES
     with pytest.raises(ValueError, match="unknown escape"):
         unescape(text)
