@@ -1,4 +1,4 @@
-"""The commands of nsq-auth(7), from top to bottom, beside the servers that the guide starts."""
+"""The commands of nsq-auth(7), from top to bottom, with the servers that the guide starts."""
 
 import shlex
 import signal

@@ -1,4 +1,4 @@
-"""Who a client is, by its secret, its certificate or its address."""
+"""The user of a client, by its secret, its certificate or its address."""
 
 import asyncio
 import time
@@ -33,13 +33,16 @@ def write_users(tmp_path: Path) -> WriteUsers:
 
 def names(authority: Authority, *secrets: str, client: Client = HERE) -> list[str]:
     async def identify() -> list[str]:
-        found = [await authority.identify(secret, client) for secret in secrets]
-        return [f"{each.user.name} by {each.method}" if each else "" for each in found]
+        identities = [await authority.identify(secret, client) for secret in secrets]
+        return [
+            f"{identity.user.name} by {identity.method}" if identity else ""
+            for identity in identities
+        ]
 
     return asyncio.run(identify())
 
 
-def test_a_token_names_its_user_alone_and_behind_the_name(write_users: WriteUsers) -> None:
+def test_a_token_identifies_its_user_with_or_without_the_name(write_users: WriteUsers) -> None:
     hashes = hash_token("new"), hash_token("old").upper().replace("SHA", "sha")
     authority = Authority(write_users(f"[users.ann]\ntokens = ['{hashes[0]}', '{hashes[1]}']"))
 
@@ -48,7 +51,7 @@ def test_a_token_names_its_user_alone_and_behind_the_name(write_users: WriteUser
     assert names(authority, *secrets) == [by_token] * 3 + [""] * 6
 
 
-def test_a_chosen_secret_is_sent_with_the_name_and_guesses_have_to_wait(
+def test_a_password_needs_the_user_name_and_guesses_are_limited(
     write_users: WriteUsers,
 ) -> None:
     authority = Authority(write_users(f"[users.ann]\npassword = '{hash_password('a:b c')}'"))
@@ -64,7 +67,7 @@ def test_a_chosen_secret_is_sent_with_the_name_and_guesses_have_to_wait(
     assert names(authority, "ann:a:b c", client=Client("10.0.0.1")) == ["ann by password"]
 
 
-def test_the_first_entry_that_fits_counts(write_users: WriteUsers) -> None:
+def test_the_first_matching_entry_is_used(write_users: WriteUsers) -> None:
     token = f"tokens = ['{hash_token('t')}']"
     authority = Authority(
         write_users(
@@ -94,7 +97,7 @@ def test_a_changed_file_is_read_and_a_broken_one_is_refused(
     for text, user, rejection in (
         (entry("bob-2"), "bob-2", ""),
         (entry("carol") + "publish = ['(']", "bob-2", "line 3: invalid pattern"),
-        ("", "bob-2", "has no user"),  # it is written again, and has been truncated for that
+        ("", "bob-2", "has no user"),  # truncated before it is written again
         (entry("dave-dave"), "dave-dave", ""),
     ):
         path = write_users(text)
@@ -102,7 +105,10 @@ def test_a_changed_file_is_read_and_a_broken_one_is_refused(
         authority.refresh()
         assert names(authority, "t") == [f"{user} by token"]
         assert rejection in authority.rejection
-    assert len([each for each in caplog.messages if "using the previous content" in each]) == 2
+    assert (
+        len([message for message in caplog.messages if "using the previous content" in message])
+        == 2
+    )
     path.unlink()
     authority.refresh()
     assert names(authority, "t") == ["dave-dave by token"]
@@ -130,7 +136,7 @@ def signed(key: Any, algorithm: str, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("algorithm", KEYS)
-def test_a_jwt_names_a_user_while_it_is_valid(algorithm: str, write_users: WriteUsers) -> None:
+def test_a_jwt_identifies_a_user_while_it_is_valid(algorithm: str, write_users: WriteUsers) -> None:
     key = KEYS[algorithm]
     entries = f'[[jwt]]\nissuer = "i"\naudience = "nsq"\nkey = """{pem_of(key)}"""\n'
     users = f"[users.ann]\njwt = true\n[users.bob]\ntokens = ['{hash_token('t')}']\n"
@@ -154,12 +160,12 @@ def test_a_jwt_names_a_user_while_it_is_valid(algorithm: str, write_users: Write
     bad += [jwt.encode({"sub": "ann"}, "", "none"), good[:-4] + "AAAA", "..", "eyJ" * 9 + ".a.b"]
     assert names(authority, good, *bad) == ["ann by jwt", *[""] * len(bad)]
 
-    found = asyncio.run(authority.identify(good, HERE))
-    assert found is not None
-    assert 0 < found.valid_s <= 60
+    identity = asyncio.run(authority.identify(good, HERE))
+    assert identity is not None
+    assert 0 < identity.valid_s <= 60
 
 
 @pytest.mark.parametrize("key", ["no key", *map(pem_of, WEAK_KEYS)])
-def test_a_key_that_is_none_or_weak_is_refused_with_its_line(key: str) -> None:
+def test_an_invalid_or_weak_key_is_refused_with_its_line(key: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^f.toml, line 7: jwt i"):
         JSONTokens([Issuer("i", "nsq", key, "sub", 7)], "f.toml")

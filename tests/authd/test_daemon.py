@@ -1,4 +1,4 @@
-"""The running auth server: nsqd asks it, users look through its filter, and nobody disturbs it."""
+"""The running auth server: requests of nsqd, the filter for users, and hostile requests."""
 
 import base64
 import http.client
@@ -43,7 +43,7 @@ TTL_S = 2
 
 
 class Authd:
-    """A running daemon; ``users`` is its file."""
+    """A running daemon. ``users`` is its users file."""
 
     def __init__(self, daemon: AuthDaemon, users: Path, audit_log: Path) -> None:
         self.daemon = daemon
@@ -65,7 +65,7 @@ StartAuthd = Callable[..., Authd]
 
 @pytest.fixture
 def start_authd(tmp_path: Path) -> Iterator[StartAuthd]:
-    """Run one in a thread: ``start_authd(lookupd_address)``."""
+    """Run a daemon in a thread: ``start_authd(lookupd_address)``."""
     with ExitStack() as stack:
 
         def start(*lookupds: str, text: str = USERS, **settings: Any) -> Authd:
@@ -92,7 +92,7 @@ def start_authd(tmp_path: Path) -> Iterator[StartAuthd]:
         yield start
 
 
-def test_nsqd_takes_what_the_secret_of_a_client_allows(
+def test_nsqd_allows_a_client_what_its_secret_permits(
     start_authd: StartAuthd, any_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     authd = start_authd()
@@ -154,7 +154,7 @@ def test_an_answer_to_nsqd_has_all_of_its_fields(start_authd: StartAuthd) -> Non
     assert authd.auth("").status == 401
 
 
-def test_users_see_their_part_of_the_cluster(
+def test_users_see_only_their_part_of_the_cluster(
     start_authd: StartAuthd,
     lookupd: GoNsqlookupd,
     any_nsqd: AnyNsqd,
@@ -179,10 +179,10 @@ def test_users_see_their_part_of_the_cluster(
     assert authd.look("/channels?topic=salaries", "bob's") == {"message": "TOPIC_NOT_FOUND"}
     lookup = authd.look("/lookup?topic=orders.eu", "bob's")
     assert lookup["channels"] == ["audit"]
-    assert [each["tcp_port"] for each in lookup["producers"]] == [
+    assert [node["tcp_port"] for node in lookup["producers"]] == [
         int(nsqd.tcp_address.rpartition(":")[2])
     ]
-    assert [each["topics"] for each in authd.look("/nodes", "bob's")["producers"]] == [
+    assert [node["topics"] for node in authd.look("/nodes", "bob's")["producers"]] == [
         ["orders.eu"]
     ]
 
@@ -324,7 +324,7 @@ def test_hostile_requests_are_refused_without_a_traceback_or_a_delay(
             authd.filter_address.rpartition(":"),
         ):
             silent = stack.enter_context(socket.create_connection((host, int(port))))
-            silent.sendall(b"GET /auth HT")  # and nothing more
+            silent.sendall(b"GET /auth HT")  # and never completed
             for request in HOSTILE_REQUESTS:
                 with socket.create_connection((host, int(port)), patience_s(5)) as client:
                     client.sendall(request.encode("latin-1"))
@@ -340,9 +340,9 @@ def test_hostile_requests_are_refused_without_a_traceback_or_a_delay(
                         b"502",
                     )
         assert authd.auth("secret=bob%27s").status == 200
-    said = capfd.readouterr()
-    assert "Traceback" not in said.err + said.out
-    assert "panic" not in said.err
+    output = capfd.readouterr()
+    assert "Traceback" not in output.err + output.out
+    assert "panic" not in output.err
 
 
 def test_a_hung_daemon_delays_neither_nsqd_nor_other_users(

@@ -136,6 +136,6 @@ def test_permissions_of_pynsqauthd_become_entries_with_hashes() -> None:
         (PERMISSIONS.replace("127.0.0.3", "127.0.0.300"), "line 2: '127.0.0.300'"),
     ],
 )
-def test_permissions_that_cannot_be_read_are_refused(text: str, message: str) -> None:
+def test_invalid_permissions_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         convert_permissions(text, "permissions.csv")

@@ -1,4 +1,4 @@
-"""What is left of documents of nsqlookupd and nsqd for a user."""
+"""Documents of nsqlookupd and nsqd, reduced to the part that a user may see."""
 
 from nsqtools.authd.users import parse_users
 from nsqtools.authd.views import (
@@ -32,12 +32,12 @@ def topic(name: str, depth: int, *channels: Document) -> Document:
     return {"topic_name": name, "depth": depth, "paused": depth > 1, "channels": list(channels)}
 
 
-def test_names_are_those_of_the_user() -> None:
+def test_only_names_that_the_user_may_see_are_listed() -> None:
     assert visible_names(BOB, ["orders", "hr", 3]) == ["orders"]
     assert visible_names(BOB, ["audit", "billing"], "orders") == ["audit"]
 
 
-def test_nodes_have_the_topics_of_the_user_and_no_http_port() -> None:
+def test_nodes_have_only_topics_of_the_user_and_no_http_port() -> None:
     one = {"producers": [nsqd(1, ["hr", "orders"], [True, False]), nsqd(5, ["hr"], [False])]}
     other = {"producers": [nsqd(1, ["orders", "hr"], [True, False])]}
 
@@ -49,7 +49,7 @@ def test_nodes_have_the_topics_of_the_user_and_no_http_port() -> None:
     ]
 
 
-def test_a_look_up_has_each_node_once_and_the_channels_of_the_user() -> None:
+def test_a_lookup_has_each_node_once_and_only_channels_of_the_user() -> None:
     answer = {"channels": ["audit", "billing"], "producers": [nsqd(1, [], [])]}
 
     document = visible_lookup(BOB, "orders", [answer, answer])
@@ -58,7 +58,7 @@ def test_a_look_up_has_each_node_once_and_the_channels_of_the_user() -> None:
     assert [node["http_port"] for node in document["producers"]] == [0]
 
 
-def test_statistics_are_the_sums_of_what_the_user_may_see() -> None:
+def test_statistics_are_summed_over_visible_topics_and_channels() -> None:
     latency = {"e2e_processing_latency": {"count": 1, "percentiles": []}}
     one = {
         "version": "1.3.0",
@@ -86,7 +86,7 @@ def test_statistics_are_the_sums_of_what_the_user_may_see() -> None:
     assert "memory" not in document
 
 
-def test_documents_of_other_shapes_are_left_out() -> None:
+def test_malformed_documents_are_left_out() -> None:
     assert visible_lookup(BOB, "orders", WRONG)["channels"] == []
     assert all(node["topics"] == [] for node in visible_nodes(BOB, WRONG)["producers"])
     [orders] = visible_stats(BOB, WRONG)["topics"]
