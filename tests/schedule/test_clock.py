@@ -1,4 +1,4 @@
-"""Jumps of the wall clock, with both clocks set by the test."""
+"""Jumps of the wall clock, with both clocks controlled by the test."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_jump_forward_is_trusted_when_it_has_lasted_a_minute(
     assert "the clock jumped forward by 1h" in caplog.text
 
 
-def test_a_jump_that_is_taken_back_is_never_trusted() -> None:
+def test_a_jump_that_is_reverted_is_never_trusted() -> None:
     clocks = Clocks()
     assert not clocks.pass_time(1, jump_s=3600)
     assert clocks.pass_time(30, jump_s=-3600)
@@ -46,6 +46,6 @@ def test_a_jump_that_is_taken_back_is_never_trusted() -> None:
 def test_slow_corrections_and_jumps_back_are_followed() -> None:
     clocks = Clocks()
     for _ in range(100):
-        assert clocks.pass_time(600, jump_s=30)  # in all far more than a jump
+        assert clocks.pass_time(600, jump_s=30)  # in total far more than a jump
     assert clocks.pass_time(1, jump_s=-7200)
-    assert not clocks.pass_time(1, jump_s=7200)  # measured from the time that was followed
+    assert not clocks.pass_time(1, jump_s=7200)  # measured from the corrected time

@@ -16,12 +16,12 @@ from nsqtools.records.units import parse_time
 S = 1_000_000_000
 
 
-def test_pub_makes_a_request_of_each_message_and_warns_without_a_scheduler(
+def test_pub_sends_one_request_per_message_and_warns_without_scheduler(
     any_nsqd: AnyNsqd, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqd = any_nsqd()
     tcp, http = parse_address(nsqd.tcp_address), parse_address(nsqd.http_address)
-    # by convention HTTP is at the next port, which a test cannot count on
+    # By convention HTTP has the next port, which a test cannot rely on.
     monkeypatch.setattr(pub, "HTTP_PORT_OFFSET", http.port - tcp.port)
     words = ["pub", "-t", "orders", "--nsqd-tcp-address", nsqd.tcp_address, "--in", "36h"]
     before_ns = time.time_ns()
@@ -54,7 +54,7 @@ def test_pub_makes_a_request_of_each_message_and_warns_without_a_scheduler(
         (["--in", "1h", "--channel", "c"], "--channel excludes"),
     ],
 )
-def test_a_schedule_that_contradicts_itself_is_refused(
+def test_contradictory_schedule_options_are_refused(
     run_nsq: RunNsq, words: list[str], error: str
 ) -> None:
     result = run_nsq(["pub", "-t", "orders", "-m", "x", *words])

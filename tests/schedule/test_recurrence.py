@@ -59,7 +59,9 @@ RECURRENCES = st.one_of(
 
 
 @given(RECURRENCES, st.integers(10**18, 2 * 10**18))
-def test_the_next_due_time_is_later_and_is_its_own_last(recurrence: Recurrence, now: int) -> None:
+def test_the_next_due_time_is_later_and_the_last_until_itself(
+    recurrence: Recurrence, now: int
+) -> None:
     due = recurrence.next_after(now)
     assert due > now
     assert recurrence.last_until(due) == due

@@ -1,4 +1,4 @@
-"""Requests: the document that any client may send, and the messages that are no request."""
+"""Requests: the document that any client may send, and invalid messages."""
 
 import json
 from typing import Any
@@ -27,19 +27,19 @@ def parse(**fields: Any) -> Entry | Cancellation:
 
 
 @given(st.binary(min_size=1), st.integers(0, 2**62 // 1000).map(lambda us: us * 1000))
-def test_any_body_and_time_come_back(body: bytes, at_ns: int) -> None:
+def test_any_body_and_time_survive_a_round_trip(body: bytes, at_ns: int) -> None:
     request = encode_request("orders", body, at_ns=at_ns, key="k", envelope=True)
     entry = parse_request(request, default_key="", asked_ns=ASKED)
     assert entry == Entry("k", at_ns, "orders", body, has_envelope=True)
 
 
 @given(st.binary(max_size=80) | st.text().map(str.encode))
-def test_no_message_raises_another_error(text: bytes) -> None:
+def test_any_invalid_message_raises_invalid_request(text: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_request(text, default_key="", asked_ns=ASKED)
 
 
-def test_an_entry_without_a_key_has_that_of_its_message() -> None:
+def test_an_entry_without_a_key_gets_the_key_of_its_message() -> None:
     entry = parse(topic="orders", body="x", at="2027-01-15T08:00:00Z")
     assert entry == Entry("a:4150/01", 1_800_000_000 * S, "orders", b"x")
 
@@ -97,9 +97,7 @@ def test_a_cancellation_names_its_key() -> None:
         ({"att": "+1h"}, "'att' is not known"),
     ],
 )
-def test_a_request_that_is_wrong_is_refused_by_its_field(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_an_invalid_request_is_refused_with_its_field(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         parse(**{"topic": "orders", "body": "x", "at": "+1h", **changes})
 

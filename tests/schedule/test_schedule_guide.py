@@ -1,4 +1,4 @@
-"""The commands of nsq-schedule(7), from top to bottom, beside a scheduler that the guide starts."""
+"""The commands of nsq-schedule(7), from top to bottom, with the scheduler that the guide starts."""
 
 import signal
 import subprocess
@@ -22,26 +22,26 @@ def test_the_guide_works_from_top_to_bottom(any_nsqd: AnyNsqd, tmp_path: Path) -
         tmp_path,
         {
             "/var/lib/nsq-schedule": str(tmp_path / "data"),
-            "2026-12-24T18:00Z": "2199-12-24T18:00Z",  # the day of the guide will pass
+            "2026-12-24T18:00Z": "2199-12-24T18:00Z",  # the guide's date will be in the past
             "127.0.0.1:4151": nsqd.http_address,
         },
         user_environment(tmp_path) | {"NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address},
     )
     blocks = [block for block in parse(GUIDE.name, GUIDE.read_text()) if block.language == "sh"]
     commands = [command for block in blocks for command in commands_of(block)]
-    serve, rest = commands[0], commands[1:]
+    serve, remaining = commands[0], commands[1:]
     assert serve.text.startswith("nsq schedule serve")
     with ExitStack() as cleanup:
         words = ["bash", "-c", f"exec {place.fit(serve.text)}"]
         process = subprocess.Popen(words, cwd=tmp_path, env=place.environ)
         cleanup.callback(process.wait)
         cleanup.callback(process.kill)
-        listing = next(command for command in rest if "schedule list" in command.text)
+        listing = next(command for command in remaining if "schedule list" in command.text)
 
         def listed() -> str:
             return place.run(listing)[1]
 
-        for command in rest:
+        for command in remaining:
             if command is listing:
                 wait_until(lambda: listed().count("\n") == 5, what=f"four entries: {listed()}")
             status, output = place.run(command)

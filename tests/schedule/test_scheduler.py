@@ -39,7 +39,7 @@ S = 1_000_000_000
 LARGER_IN_ITS_ENVELOPE = json.dumps(
     {"topic": "later", "at": "+0s", "envelope": True, "body": "x" * 925}
 ).encode()
-"""A request below 1,000 bytes; with its key and due time the message is above."""
+"""A request below 1,000 bytes. With its key and due time, the published message is above."""
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def listed(run_nsq: RunNsq, directory: Path) -> list[dict[str, Any]]:
 
 
 class Arrivals:
-    """Consumes the topic ``later`` of numbers with their due times, and notes when they arrive."""
+    """Consume numbers with due times from the topic ``later``, and record when they arrive."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.copies: Counter[int] = Counter()
@@ -143,7 +143,7 @@ def test_requests_and_entries_survive_a_restart_of_nsqd(
     request_later(nsqd, encode_request("later", b"x", at_ns=due_ns, key="k"))
     wait_until(lambda: len(listed(run_nsq, tmp_path)) == 1, what="the entry is kept")
     nsqd.stop()
-    time.sleep(max(0.0, (due_ns - time.time_ns()) / S))  # it is due while nsqd is away
+    time.sleep(max(0.0, (due_ns - time.time_ns()) / S))  # it is due while nsqd is down
     nsqd.start()
     wait_until(lambda: unfinished(nsqd, "later", "check") == 1, what="it is published")
     assert time.time_ns() >= due_ns
@@ -152,7 +152,7 @@ def test_requests_and_entries_survive_a_restart_of_nsqd(
 
 def test_a_producer_schedules_a_message(nsqd: GoNsqd, schedule: StartScheduler) -> None:
     schedule(nsqd)
-    due = datetime.now(UTC) + timedelta(seconds=patience_s(1))  # both are to arrive before
+    due = datetime.now(UTC) + timedelta(seconds=patience_s(1))  # both must arrive before
     with Producer(nsqd.tcp_address) as producer:
         producer.publish("later", b"first", at=due, key="k")
         producer.publish("later", b"second \xff", at=due, key="k")
@@ -194,7 +194,7 @@ def test_a_second_scheduler_takes_over_after_a_kill(
 
     of_first = wait_until(consumers, what="the first consumes")
     first.kill()
-    # A message that nsqd sends to a connection just before it notices the kill comes again only
+    # A message that nsqd sends to a connection just before it notices the kill is redelivered only
     # after --msg-timeout.
     wait_until(lambda: not of_first & consumers(), what="nsqd notices the kill")
     request_later(nsqd, encode_request("later", b"x", at_ns=time.time_ns()))
@@ -205,7 +205,7 @@ def test_a_second_scheduler_takes_over_after_a_kill(
     assert second.wait(patience_s(20)) == 128 + signal.SIGTERM
 
 
-def test_a_waiting_scheduler_ends_at_once(
+def test_a_waiting_scheduler_ends_on_term(
     nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path
 ) -> None:
     schedule(nsqd)
@@ -246,14 +246,14 @@ def test_a_key_replaces_and_cancels_whatever_the_order_of_delivery(
     )
     assert [(entry["key"], entry["bytes"]) for entry in listed(run_nsq, tmp_path)] == [("a", 3)]
     data = str(tmp_path / "data")
-    shown = run_nsq(["schedule", "show", "a", "--data-path", data])
-    assert json.loads(shown.out)["body"] == "new"
-    valid_json("schedule show", shown.out)
+    printed = run_nsq(["schedule", "show", "a", "--data-path", data])
+    assert json.loads(printed.out)["body"] == "new"
+    valid_json("schedule show", printed.out)
     valid_json("schedule list", run_nsq(["schedule", "list", "--data-path", data, "--json"]).out)
     assert run_nsq(["schedule", "show", "b", "--data-path", data]).status == 3
 
 
-def test_a_hostile_key_does_not_reach_the_terminal_raw(
+def test_control_characters_of_a_key_do_not_reach_the_terminal(
     nsqd: GoNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     schedule(nsqd)
@@ -268,7 +268,7 @@ def test_a_hostile_key_does_not_reach_the_terminal_raw(
         assert result.status in (0, 3), result.out
 
 
-def test_an_entry_that_repeats_is_published_at_each_due_time(
+def test_a_recurring_entry_is_published_at_each_due_time(
     any_nsqd: AnyNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     nsqd = any_nsqd()
@@ -285,7 +285,7 @@ def test_an_entry_that_repeats_is_published_at_each_due_time(
     assert len(set(due)) == len(due)
 
 
-def test_a_message_that_nsqd_refuses_for_good_becomes_a_dead_letter(
+def test_a_message_that_nsqd_always_refuses_becomes_a_dead_letter(
     go_nsqd: MakeNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000")
@@ -317,7 +317,7 @@ def test_without_dead_letters_a_refused_message_stays_with_its_error(
     assert entry["due"] is None
 
 
-def test_check_names_a_scheduler_that_does_not_publish_until_it_does(
+def test_check_reports_a_scheduler_while_it_cannot_publish(
     nsqd: GoNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     schedule(nsqd, "--listen-http", "0", "-v")
@@ -332,7 +332,7 @@ def test_check_names_a_scheduler_that_does_not_publish_until_it_does(
     def problems() -> list[dict[str, Any]]:
         words = ["check", "--nsqd-http-address", nsqd.http_address, "--health", address]
         document = json.loads(run_nsq([*words, "--window", "0s", "--json"]).out)
-        return [each for each in document["problems"] if each["node"] == address]
+        return [row for row in document["problems"] if row["node"] == address]
 
     [problem] = wait_until(problems, what="the scheduler has a problem", timeout_s=30)
     assert (problem["kind"], problem["severity"]) == ("not healthy", "critical")
@@ -341,7 +341,7 @@ def test_check_names_a_scheduler_that_does_not_publish_until_it_does(
     wait_until(lambda: not problems(), what="the scheduler is healthy", timeout_s=30)
 
 
-def test_a_scheduler_whose_entries_are_overdue_is_late(tmp_path: Path) -> None:
+def test_a_scheduler_with_overdue_entries_is_unhealthy(tmp_path: Path) -> None:
     address = "127.0.0.1:9"
     with closing(ScheduleStore(tmp_path)) as store:
         scheduler = Scheduler(
