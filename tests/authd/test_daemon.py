@@ -170,7 +170,10 @@ def test_users_see_only_their_part_of_the_cluster(
             nsqd.create_channel(topic, channel)
     nsqd.publish("orders.eu", b"1", b"2")
     nsqd.publish("salaries", b"1")
-    wait_until(lambda: len(lookupd.json("/channels", topic="salaries")["channels"]) == 2, what="")
+    wait_until(
+        lambda: len(lookupd.json("/channels", topic="salaries")["channels"]) == 2,
+        what="the channels at nsqlookupd",
+    )
     wait_until(lambda: lookupd.producers("orders.eu"), what="it is registered")
 
     assert authd.look("/topics", "bob's") == {"topics": ["orders.eu"]}
