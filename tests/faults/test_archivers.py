@@ -1,7 +1,7 @@
 """``nsq to-file`` killed as it drains an nsqd, lands and uploads, and stopped for long.
 
-Nothing is lost, nothing doubled, every finished file is stored once, unchanged, and nothing is half
-there. The long forms, with 20 kills while a million messages of a Go nsqd drain, run with
+No message is lost or doubled, every finished file is stored once and unchanged, and no partial file
+remains. The long forms, with 20 kills while a million messages of a Go nsqd drain, run with
 ``-m slow``.
 """
 
@@ -69,7 +69,7 @@ SHORT_FORMS = ["raw none", "raw zstd"]  # fleets and uploads are killed as they 
         *(slow(form, 1_000_000, 20, ["--rotate-size", "8MB"]) for form in FORMS),
     ],
 )
-def test_killed_at_random_points_nothing_is_lost_or_doubled(
+def test_kills_at_random_points_neither_lose_nor_double_messages(
     quick_nsqd: EmbeddedServer,
     go_nsqd: MakeNsqd,
     spawn_nsq: SpawnNsq,
@@ -97,12 +97,12 @@ def test_killed_at_random_points_nothing_is_lost_or_doubled(
     ended(process)
 
     is_raw = format == "raw"
-    found = lines_of(out) if is_raw else [message["body"] for message in messages_of(out)]
-    assert_each_once(found, [*published, b"the last one"])
+    archived = lines_of(out) if is_raw else [message["body"] for message in messages_of(out)]
+    assert_each_once(archived, [*published, b"the last one"])
     assert parts(out) == []
 
 
-def test_a_pause_of_the_archiver_doubles_no_row(
+def test_a_suspended_archiver_writes_no_row_twice(
     quick_nsqd: EmbeddedServer, spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     nsqd = quick_nsqd
@@ -120,10 +120,10 @@ def test_a_pause_of_the_archiver_doubles_no_row(
     assert len(ids) == len(set(ids)) == 50
 
 
-def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
+def test_a_suspended_archiver_survives_the_handshake_timeout(
     quick_nsqd: EmbeddedServer, proxy_to: ProxyTo, spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
-    """A machine that stands still stops nsqd, too, which then answers when the time is over."""
+    """Suspending the machine stops nsqd as well, whose answer then arrives after the timeout."""
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"x")
@@ -133,7 +133,7 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
     magic = "desired protocol magic"
     wait_until(lambda: magic in nsqd.log, what="the archiver", timeout_s=20)
     os.kill(archiver.pid, signal.SIGSTOP)
-    time.sleep(MIN_HANDSHAKE_S + 2)  # until the time of the handshake has passed
+    time.sleep(MIN_HANDSHAKE_S + 2)  # beyond the timeout of the handshake
     os.kill(archiver.pid, signal.SIGCONT)
     wait_until(lambda: archiver.poll() or nsqd.log.count(magic) > 1, what="a try", timeout_s=20)
     proxy.resume(TO_CLIENT)
@@ -143,14 +143,14 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
 
 
 def left_by_an_earlier_run(directory: Path, *, small: int, large: int) -> list[bytes]:
-    """Finished files that nobody uploaded; the large ones are written in parts."""
+    """Leave finished files that were not uploaded; the large ones are uploaded in parts."""
     writer, rng, bodies = Writer(directory, topic=TOPIC), random.Random(7), []
     for number in range(small + large):
         is_large = number >= small
         size = 600_000 + PART_SIZE // 2 if is_large else 100  # bytes, which hex doubles
-        for each in range(2 if is_large else 10):
-            body = b"%06d %02d " % (number, each) + rng.randbytes(size).hex().encode()
-            writer.write([WireMessage(1, 1, b"%08d%08d" % (number, each), body)])
+        for index in range(2 if is_large else 10):
+            body = b"%06d %02d " % (number, index) + rng.randbytes(size).hex().encode()
+            writer.write([WireMessage(1, 1, b"%08d%08d" % (number, index), body)])
             bodies.append(body)
         writer.finish()
     return bodies
@@ -164,7 +164,7 @@ def left_by_an_earlier_run(directory: Path, *, small: int, large: int) -> list[b
         slow(10, 60, 6, 20_000, True, id="deleted"),
     ],
 )
-def test_killed_while_it_uploads_every_file_is_stored_once(
+def test_kills_during_uploads_store_every_file_once(
     quick_nsqd: EmbeddedServer,
     spawn_nsq: SpawnNsq,
     bucket: Bucket,
@@ -205,7 +205,7 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
         assert finished_files(out) == []
         return
     contents = Counter(path.read_bytes() for path in finished_files(out))
-    assert contents == Counter(bucket.storage.read(each.name) for each in stored)
+    assert contents == Counter(bucket.storage.read(archive.name) for archive in stored)
 
 
 DAY_NS = 86_400 * 10**9
@@ -235,11 +235,13 @@ LOG_FILES = "[!.]*.log.*"
 
 
 def logs_of(directory: Path) -> list[Path]:
-    """Two logs, one of 0.3.0 and one in Arrow that spans two days."""
+    """Write two logs: one of 0.3.0, and an Arrow log that spans two days."""
     writer, paths, messages = Writer(directory, topic=TOPIC), [], numbered(0, 5)
-    later = [each._replace(timestamp_ns=each.timestamp_ns + DAY_NS) for each in messages[3:]]
-    for some, name in ((messages[:2], "a.log.gz"), ([messages[2], *later], "b.log.arrow")):
-        writer.write(some, name=name)
+    later = [
+        message._replace(timestamp_ns=message.timestamp_ns + DAY_NS) for message in messages[3:]
+    ]
+    for batch, name in ((messages[:2], "a.log.gz"), ([messages[2], *later], "b.log.arrow")):
+        writer.write(batch, name=name)
         paths.append(writer.finish())
     return paths
 
@@ -260,12 +262,13 @@ LONG = [(place, False, 1) for place in ("delta", "delta bucket", "parquet", "par
 LONG += [("delta", True, 1), ("parquet", True, 1)]
 
 
-@pytest.mark.parametrize(("store", "compacts", "every"), [*SHORT, *(slow(*each) for each in LONG)])
-def test_killed_at_each_step_every_message_lands_once(
+@pytest.mark.parametrize(
+    ("store", "compacts", "every"), [*SHORT, *(slow(*parameters) for parameters in LONG)]
+)
+def test_a_kill_at_any_step_of_landing_lands_every_message_once(
     tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], store: str, compacts: bool, every: int
 ) -> None:
-    """Also when it is compacted before it goes on. What was compacted is even removed, as who
-    compacts to another place may do."""
+    """Also if the archive is compacted before the next run, and the compacted logs are removed."""
     with killing(LANDING_STEPS, LANDING, nsq_env) as killed_at:
         for step in range(0, 100, every):
             table, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"
@@ -297,7 +300,7 @@ def test_killed_at_each_step_every_message_lands_once(
     ("store", "kills", "count"),
     [("delta", 2, 3000), slow("delta", 10, 40_000), slow("parquet", 10, 40_000)],
 )
-def test_killed_while_it_lands_every_message_is_in_the_table_once(
+def test_random_kills_during_landing_land_every_message_once(
     go_nsqd: MakeNsqd, spawn_nsq: SpawnNsq, tmp_path: Path, store: str, kills: int, count: int
 ) -> None:
     nsqd, out = go_nsqd("-msg-timeout=2s"), tmp_path / "out"
@@ -311,9 +314,9 @@ def test_killed_while_it_lands_every_message_is_in_the_table_once(
     published: list[bytes] = []
 
     def start() -> subprocess.Popen[bytes]:
-        more = list(islice(bodies, share))
-        nsqd.publish(TOPIC, *more)
-        published.extend(more)
+        batch = list(islice(bodies, share))
+        nsqd.publish(TOPIC, *batch)
+        published.extend(batch)
         return spawn_nsq(args)
 
     process = killed_again_and_again(

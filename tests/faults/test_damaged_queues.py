@@ -1,7 +1,7 @@
 """Directories that a killed nsqd left, damaged at random: only what was damaged is missing.
 
-A database that starts nevertheless says so. Not told from a kill is a log that was cut off, so none
-is cut here.
+A database that starts in spite of damage logs it. A truncated log looks the same after a kill, so
+no log is truncated here.
 """
 
 import random
@@ -61,7 +61,9 @@ def test_only_messages_within_a_damaged_record_are_missing(
     read_file, start = map(int, read.split(","))
     everything = {path.name: records_of(path) for path in files}
     written = everything | {
-        path.name: [each for each in everything[path.name] if each in path.read_bytes()[start:]]
+        path.name: [
+            record for record in everything[path.name] if record in path.read_bytes()[start:]
+        ]
         for path in files
         if int(path.name[-10:-4]) == read_file
     }
@@ -74,8 +76,8 @@ def test_only_messages_within_a_damaged_record_are_missing(
         touched = set()
         for _ in range(chance.randrange(1, 4)):
             file = path / chance.choice(files).name
-            some = chance.randbytes(chance.choice((1, 1, 4, 30, 500)))
-            change = (chance.choice(("flip", "zero", "insert", "cut")), chance.random(), some)
+            noise = chance.randbytes(chance.choice((1, 1, 4, 30, 500)))
+            change = (chance.choice(("flip", "zero", "insert", "cut")), chance.random(), noise)
             file.write_bytes(damaged(file.read_bytes(), [change]))
             touched.add(file)
         match chance.randrange(6):
@@ -86,36 +88,42 @@ def test_only_messages_within_a_damaged_record_are_missing(
                 file.rename(f"{file}.bad")
             case 2:
                 (path / "nsqd.dat").write_bytes(b"\0" * 100)
-        before = state_of(path)
+        state = state_of(path)
 
         archive = tmp_path / f"{seed}.log"
         done = run_nsq(["queue", "recover", path, "-o", archive, "--all", "-c", "ch"])
         lines = archive.read_bytes().splitlines()
 
-        found = {(each.id, each.body) for each in map(decode, lines)}
-        assert len(found) == len(lines)  # nothing twice
+        recovered = {(message.id, message.body) for message in map(decode, lines)}
+        assert len(recovered) == len(lines)  # nothing twice
         for name, records in written.items():
             stored = next(path.glob(f"{name}*")).read_bytes()
-            for each in records:
-                if each in stored:
-                    assert (each[14:30], each[30:]) in found, f"seed {seed}: {name} {done.err}"
-        invented = found - {(each[14:30], each[30:]) for each in chain(*everything.values())}
+            for record in records:
+                if record in stored:
+                    assert (record[14:30], record[30:]) in recovered, (
+                        f"seed {seed}: {name} {done.err}"
+                    )
+        invented = recovered - {
+            (record[14:30], record[30:]) for record in chain(*everything.values())
+        }
         changed = sum(
-            each not in next(path.glob(f"{name}*")).read_bytes()
+            record not in next(path.glob(f"{name}*")).read_bytes()
             for name, records in written.items()
-            for each in records
+            for record in records
         )
         assert len(invented) <= changed + len(touched), f"seed {seed}"
-        assert state_of(path) == before
+        assert state_of(path) == state
         shutil.rmtree(path)
 
 
 TOPICS = ("a", "b", "c")
-NEIGHBORS = 150  # messages of a page, and of those that only a page of the tree leads to
+NEIGHBORS = (
+    150  # messages of a page, and those that are reachable through one page of the tree only
+)
 
 
 def left_with_a_log(path: Path, serve: Serve) -> set[bytes]:
-    """Leave a directory whose database and log both have messages; return those."""
+    """Leave a directory whose database and log both have messages; return their bodies."""
     nsqd = serve(EmbeddedNsqdProcess(path, "-durable"))
     want = set()
     for topic in TOPICS:
@@ -125,7 +133,7 @@ def left_with_a_log(path: Path, serve: Serve) -> set[bytes]:
             nsqd.stop()  # which brings the log into the file
             nsqd.start()
         for topic in TOPICS:
-            bodies = [b"%d %d " % (number, each) + topic.encode() * 300 for each in range(30)]
+            bodies = [b"%d %d " % (number, index) + topic.encode() * 300 for index in range(30)]
             nsqd.publish(topic, *bodies)
             want.update(bodies)
     nsqd.kill()
@@ -144,8 +152,8 @@ def damage(path: Path, chance: random.Random) -> None:
 
 
 def consumed(nsqd: EmbeddedServer) -> set[bytes]:
-    """Take what comes until nothing is left."""
-    found: set[bytes] = set()
+    """Consume until no message is left."""
+    bodies: set[bytes] = set()
     for topic in TOPICS:
         with subscribed(nsqd.tcp_address, topic, "ch", ready=200) as client:
 
@@ -153,16 +161,16 @@ def consumed(nsqd: EmbeddedServer) -> set[bytes]:
                 stats = nsqd.channel_stats(topic, "ch")
                 if count := stats["in_flight_count"]:
                     messages = client.read_messages(count)
-                    found.update(each.body for each in messages)
+                    bodies.update(message.body for message in messages)
                     client.finish(messages)
                 return stats["depth"] + count == 0
 
             wait_until(take, what="all that is left")
-    return found
+    return bodies
 
 
 @pytest.mark.parametrize("places", [6, slow(250)])
-def test_a_damaged_place_loses_little_and_says_so(
+def test_damage_at_one_place_loses_few_messages_and_is_reported(
     data_path: DataPath, tmp_path: Path, serve: Serve, places: int
 ) -> None:
     whole, copy = data_path(), tmp_path / "damaged"
@@ -189,5 +197,5 @@ def test_a_damaged_place_loses_little_and_says_so(
             assert "DURABLE" in nsqd.log, (number, path)
             assert list(copy.glob("*.damaged.*")), (number, path)
         nsqd.stop()
-    if places > 100:  # a page near the root of the tree is in few of many places only
+    if places > 100:  # with few places, a page near the root of the tree weighs too much
         assert large <= places // 8

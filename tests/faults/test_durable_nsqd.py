@@ -1,7 +1,7 @@
 """``nsq nsqd --durable`` killed under load, on disks of all kinds: nothing confirmed is missing.
 
-A disk that has only what was synced, fails a sync, or is full, is a library that is preloaded,
-because SQLite calls the system itself; it needs a C compiler.
+A preloaded library simulates a disk that keeps only synced data, fails a sync or is full, because
+SQLite makes its system calls itself. It needs a C compiler.
 """
 
 import random
@@ -42,8 +42,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Durable(EmbeddedNsqdProcess):
-    """One that makes a checkpoint every few dozen messages, or hardly ever. With a library,
-    ``shadow`` is what its disk has."""
+    """An nsqd that makes a checkpoint every few dozen messages, or hardly ever.
+
+    With a library, ``shadow`` is the content of its disk.
+    """
 
     checkpoint_bytes = 50_000
 
@@ -54,8 +56,8 @@ class Durable(EmbeddedNsqdProcess):
 
     def _command(self) -> list[str | Path]:
         disk = [f"SHADOW={self._shadow}", f"DISK={self.data_path}"]
-        before = ["env", f"LD_PRELOAD={self._library}", *disk] if self._library else []
-        return [*before, sys.executable, "-c", CHECKPOINTING, str(self.checkpoint_bytes)]
+        preload = ["env", f"LD_PRELOAD={self._library}", *disk] if self._library else []
+        return [*preload, sys.executable, "-c", CHECKPOINTING, str(self.checkpoint_bytes)]
 
     def lose_power(self) -> None:
         self.kill()
@@ -66,16 +68,18 @@ class Durable(EmbeddedNsqdProcess):
 
 
 class Load:
-    """Publishers and a consumer of the channel ``t:ch``, until the nsqd is killed. They note what
-    it confirmed, and begin again on another connection when it refused something."""
+    """Publishers and a consumer of the channel ``t:ch``, until the nsqd is killed.
+
+    They record what it confirmed, and reconnect after it refused a command.
+    """
 
     def __init__(self, nsqd: Durable, chance: random.Random, first: int) -> None:
         self.confirmed: set[bytes] = set()
         self.finished: set[bytes] = set()
         self.refused = 0
-        self.held: dict[bytes, float] = {}  # body -> since when, unanswered
+        self.held: dict[bytes, float] = {}  # body -> time of its delivery, unanswered
         self.attempts: dict[bytes, int] = {}
-        self.written_s = 0.0  # what nsqd did before is on its disk
+        self.written_s = 0.0  # everything that nsqd did earlier is on its disk
         self._nsqd, self._chance = nsqd, chance
         self._numbers = count(first)
         works = (self._publish, self._publish, self._publish, self._consume)
@@ -84,9 +88,9 @@ class Load:
             thread.start()
 
     def wait_for_more(self, count: int) -> None:
-        """Until so many are confirmed: in a time it may be much, which takes long to read."""
-        before = len(self.confirmed)
-        wait_until(lambda: len(self.confirmed) > before + count, what="publishing")
+        """Wait for a number of confirmations; a fixed time may yield more than is read quickly."""
+        confirmed = len(self.confirmed)
+        wait_until(lambda: len(self.confirmed) > confirmed + count, what="publishing")
 
     def join(self) -> None:
         for thread in self._threads:
@@ -102,7 +106,7 @@ class Load:
     def _publish(self, client: RawClient) -> None:
         while True:
             number = next(self._numbers)
-            bodies = [b"%d %d" % (number, each) * 5 for each in range(7)]
+            bodies = [b"%d %d" % (number, index) * 5 for index in range(7)]
             command = mpub("t", bodies)
             if number % 3:
                 bodies = bodies[:1]
@@ -121,11 +125,11 @@ class Load:
         while True:
             message = client.read_message()
             self.attempts[message.body] = message.attempts
-            what = self._chance.random()
-            if what < 0.7:
+            choice = self._chance.random()
+            if choice < 0.7:
                 client.finish([message])
                 self.finished.add(message.body)
-            elif what < 0.9:
+            elif choice < 0.9:
                 client.send(b"REQ %b %d\n" % (message.id, self._chance.choice((0, 50, 1000))))
             elif len(self.held) < 30:
                 self.held[message.body] = time.monotonic()
@@ -135,7 +139,7 @@ class Load:
 
 @pytest.mark.parametrize("how", ["killed", "power", "failed sync", "full"])
 @pytest.mark.parametrize("rounds", [2, slow(50)])
-def test_nothing_confirmed_is_missing_however_often_it_ends(
+def test_confirmed_messages_survive_every_kind_of_end(
     request: pytest.FixtureRequest,
     data_path: DataPath,
     tmp_path: Path,
@@ -149,7 +153,7 @@ def test_nothing_confirmed_is_missing_however_often_it_ends(
     chance = random.Random(how)
     confirmed: set[bytes] = set()
     finished: set[bytes] = set()
-    delivered: dict[bytes, int] = {}  # to somebody who held it when nsqd was killed
+    delivered: dict[bytes, int] = {}  # to a consumer that had it in flight when nsqd was killed
     for number in range(rounds):
         load = Load(nsqd, chance, number * 1_000_000)
         load.wait_for_more(chance.randint(20, 1000))
@@ -214,5 +218,5 @@ def test_the_go_nsqd_finds_every_message(data_path: DataPath, serve: Serve, how:
     go = serve(GoNsqd(nsqd.data_path))
     assert go.depth("no_channel") == 1
     with subscribed(go.tcp_address, "t", "ch", ready=1000) as client:
-        found = {message.body for message in client.read_messages(401)}
-    assert found == bodies - {message.body for message in done} | {b"deferred"}
+        bodies_read = {message.body for message in client.read_messages(401)}
+    assert bodies_read == bodies - {message.body for message in done} | {b"deferred"}

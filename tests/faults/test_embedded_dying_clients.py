@@ -1,6 +1,6 @@
-"""Clients die at every point of the protocol, and nobody else notices.
+"""Clients die at every point of the protocol, and no other client notices.
 
-A quiet consumer has to get its messages all the time. Whatever a client's death raises in the
+Another consumer has to get its messages all the time. Whatever a client's death raises in the
 daemon ends that client, with one line of log.
 """
 
@@ -36,7 +36,7 @@ LAYERS = ("", "tls_v1", "snappy", "deflate")
 
 @contextmanager
 def quiet_consumer(address: str) -> Iterator[Callable[[], None]]:
-    """What to call for one message that comes to a consumer."""
+    """Return a function that publishes one message and waits until the consumer has it."""
     numbers = itertools.count()
     with subscribed(address, "quiet", "ch", ready=1) as consumer, RawClient(address) as publisher:
 
@@ -98,28 +98,32 @@ def die(address: str, layer: str, sent: bytes, how: str) -> None:
             no_linger = struct.pack("ii", 1, 0)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_linger)
         elif how == "breaks its layer":
-            os.write(client.socket.fileno(), BROKEN_RECORD)  # beside TLS and compression
+            os.write(client.socket.fileno(), BROKEN_RECORD)  # bypasses TLS and compression
 
 
 @pytest.mark.parametrize("rounds", [1, slow(16)])
-def test_a_quiet_consumer_is_served_whoever_dies(nsqd: EmbeddedNsqdProcess, rounds: int) -> None:
+def test_a_consumer_is_served_while_other_clients_die(
+    nsqd: EmbeddedNsqdProcess, rounds: int
+) -> None:
     cases = [
         (layer, sent, how)
         for (turn, layer), (at, sent), how in itertools.product(
             enumerate(LAYERS), enumerate(STATES.values()), DEATHS
         )
-        # in short: below TLS each death in each state, elsewhere one in each, in turn
+        # in short: with TLS each death in each state, on other layers one death for each state
         if rounds > 1 or layer == "tls_v1" or how == DEATHS[(turn + at) % len(DEATHS)]
     ] * rounds
     random.Random(rounds).shuffle(cases)
     descriptors = Path(f"/proc/{nsqd.pid}/fd")
     with quiet_consumer(nsqd.tcp_address) as get_a_message:
         get_a_message()
-        before = len(os.listdir(descriptors))
+        open_count = len(os.listdir(descriptors))
         for case in cases:  # 66, or 2,112
             die(nsqd.tcp_address, *case)
             get_a_message()
-        wait_until(lambda: len(os.listdir(descriptors)) <= before, what="their sockets are closed")
+        wait_until(
+            lambda: len(os.listdir(descriptors)) <= open_count, what="their sockets are closed"
+        )
     assert "Exception in callback" not in nsqd.log
     assert "Fatal error" not in nsqd.log
 
@@ -132,7 +136,7 @@ def is_closed(client: RawClient) -> bool:
 
 
 @pytest.mark.parametrize("tries", [20, slow(200)])
-def test_a_broken_tls_record_meanwhile_stops_nobody(nsqd: EmbeddedNsqdProcess, tries: int) -> None:
+def test_a_broken_tls_record_stops_no_other_client(nsqd: EmbeddedNsqdProcess, tries: int) -> None:
     with quiet_consumer(nsqd.tcp_address) as get_a_message:
         for number in range(tries):
             with connected(nsqd.tcp_address, "tls_v1") as client:
@@ -161,7 +165,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("owner", "name"), FAULTS)
-def test_what_raises_once_stops_nobody_else(
+def test_one_exception_stops_no_other_client(
     embedded_nsqd: AnyNsqd,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +193,7 @@ def test_what_raises_once_stops_nobody_else(
             suppress(OSError, EOFError),  # its own end
             connected(nsqd.tcp_address, "tls_v1") as client,
         ):
-            client.socket.settimeout(1)  # what it waits for may be what failed
+            client.socket.settimeout(1)  # the awaited response may have failed
             client.subscribe("busy", "ch", ready=3)
             for _ in range(2):
                 publish()
@@ -199,8 +203,8 @@ def test_what_raises_once_stops_nobody_else(
     monkeypatch.setattr(owner, name, fail_once)
     with quiet_consumer(nsqd.tcp_address) as get_a_message:
         get_a_message()
-        publish()  # which waits in the topic
-        nsqd.stats()  # its turn has ended
+        publish()  # the message waits in the topic
+        nsqd.stats()  # its iteration has ended
         is_armed.set()
         wait_until(be_busy, what=f"{name} raises")
         for _ in range(3):

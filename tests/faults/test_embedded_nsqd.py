@@ -1,4 +1,4 @@
-"""The embedded nsqd under attack, and killed: others are served, and what was synced is there."""
+"""The embedded nsqd under attack, and killed: it serves other clients and keeps synced messages."""
 
 import json
 import os
@@ -48,7 +48,9 @@ def resident_bytes(nsqd: EmbeddedNsqdProcess) -> int:
 @pytest.mark.parametrize(
     "successor", [EmbeddedNsqdProcess, pytest.param(GoNsqd, marks=pytest.mark.real_nsqd)]
 )
-def test_the_synced_survives_a_kill(process: Start, serve: Serve, successor: type[GoNsqd]) -> None:
+def test_synced_messages_survive_a_kill(
+    process: Start, serve: Serve, successor: type[GoNsqd]
+) -> None:
     flags = ("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=10000")
     nsqd = process(*flags)
     nsqd.create_channel("t", "ch")
@@ -66,9 +68,9 @@ def test_the_synced_survives_a_kill(process: Start, serve: Serve, successor: typ
     nsqd.kill()
     publisher.join()
 
-    found = serve(successor(nsqd.data_path, *flags))
+    restarted = serve(successor(nsqd.data_path, *flags))
     # the Go nsqd delivers more than its depth, which counts only what the positions name
-    with subscribed(found.tcp_address, "t", "ch", ready=100) as client:
+    with subscribed(restarted.tcp_address, "t", "ch", ready=100) as client:
         received: set[bytes] = set()
         while not received >= set(confirmed):
             message = client.read_message()
@@ -78,9 +80,11 @@ def test_the_synced_survives_a_kill(process: Start, serve: Serve, successor: typ
 
 
 @pytest.mark.parametrize("codec", ["", "snappy", "deflate"])
-def test_what_explodes_or_is_nested_ends_the_connection_only(process: Start, codec: str) -> None:
+def test_decompression_bombs_and_deep_nesting_end_only_the_connection(
+    process: Start, codec: str
+) -> None:
     nsqd = process()
-    before = resident_bytes(nsqd)
+    baseline = resident_bytes(nsqd)
     too_large = b"\xff\x06\0\0sNaPpY\0\xff\xff\xff" + bytes(1000)  # a chunk of 16 MB
     hostile = [b"\xff" * 1000, random.Random(1).randbytes(100_000), too_large]
     if codec:
@@ -99,7 +103,7 @@ def test_what_explodes_or_is_nested_ends_the_connection_only(process: Start, cod
                 while client.socket.recv(1 << 16):
                     pass
     assert_serves(nsqd)
-    assert resident_bytes(nsqd) - before < 100_000_000
+    assert resident_bytes(nsqd) - baseline < 100_000_000
     assert "Traceback" not in nsqd.log
 
 
@@ -107,7 +111,7 @@ def test_what_explodes_or_is_nested_ends_the_connection_only(process: Start, cod
     ("codec", "line", "count"),
     [("snappy", b"NOP\n", 8_000_000), ("deflate", b"PUB bomb#ephemeral\n\0\0\0\x01x", 300_000)],
 )
-def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
+def test_millions_of_compressed_commands_delay_no_other_client(
     process: Start, codec: str, line: bytes, count: int
 ) -> None:
     nsqd = process()
@@ -123,7 +127,7 @@ def test_a_client_that_sends_millions_of_commands_in_few_bytes_delays_nobody(
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
 
 
-def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(process: Start) -> None:
+def test_a_large_mpub_is_published_although_the_client_leaves(process: Start) -> None:
     nsqd = process("-mem-queue-size=10000")  # the rest goes to disk
     nsqd.create_topic("t")
     bodies = [b"%200d" % number for number in range(24_000)]
@@ -133,7 +137,7 @@ def test_a_large_multi_publish_is_published_whole_though_the_client_leaves(proce
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
 
 
-def test_many_topics_and_messages_hold_up_nobody(process: Start) -> None:
+def test_many_topics_and_messages_delay_no_client(process: Start) -> None:
     nsqd = process("-mem-queue-size=1000000", "-sync-every=1")
     with RawClient(nsqd.tcp_address) as client:
         for number in range(1_000):
@@ -157,35 +161,37 @@ def test_many_topics_and_messages_hold_up_nobody(process: Start) -> None:
 
 
 def test_waiting_for_auth_takes_bounded_memory(process: Start, auth_server: AuthServer) -> None:
-    asked, may_answer = threading.Semaphore(0), threading.Event()
+    requests, may_answer = threading.Semaphore(0), threading.Event()
 
     def answer(*_: object) -> tuple[int, bytes]:
-        asked.release()
+        requests.release()
         may_answer.wait()
         return 401, b"{}"
 
     auth_server.answers = Mock(get=answer)
     nsqd = process(f"-auth-http-address={auth_server.address}")
-    before = resident_bytes(nsqd)
+    baseline = resident_bytes(nsqd)
     bomb = CODECS["deflate"]().compress(b"AUTH\n" + sized(b"s") + bytes(100_000_000))
     with ExitStack() as stack:
         for _ in range(4):
             client = stack.enter_context(RawClient(nsqd.tcp_address))
             client.identify(deflate=True)
             client.send(bomb)
-            assert asked.acquire(timeout=patience_s(10))
+            assert requests.acquire(timeout=patience_s(10))
         assert nsqd.request("GET", "/ping") == (200, b"OK")
-        assert resident_bytes(nsqd) - before < 30_000_000
+        assert resident_bytes(nsqd) - baseline < 30_000_000
         may_answer.set()
 
 
-def test_a_slow_disk_delays_nobody(embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The syncs by the clock, and nsqd.dat, are not written on the loop."""
+def test_a_slow_disk_delays_no_client(
+    embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither timed syncs nor writes of nsqd.dat run on the event loop."""
     fsync, syncs, go_on = os.fsync, threading.Event(), threading.Event()
 
     def slow(descriptor: int) -> None:
         syncs.set()
-        go_on.wait(3 * TIMEOUT_S)  # longer than a client waits for an answer
+        go_on.wait(3 * TIMEOUT_S)  # longer than the timeout of a client
         fsync(descriptor)
 
     nsqd = embedded_nsqd("-mem-queue-size=0", "-sync-timeout=100ms")
@@ -205,7 +211,7 @@ def test_a_slow_disk_delays_nobody(embedded_nsqd: AnyNsqd, monkeypatch: pytest.M
     assert sum(nsqd.depth(f"t{number}") for number in range(20)) == 120
 
 
-def test_running_out_of_descriptors_is_said_once_a_minute(process: Start) -> None:
+def test_running_out_of_descriptors_is_logged_once_a_minute(process: Start) -> None:
     nsqd = process("-mem-queue-size=1")
     nsqd.create_channel("t", "ch")
     for topic in ("t", "moves"):
@@ -220,33 +226,36 @@ def test_running_out_of_descriptors_is_said_once_a_minute(process: Start) -> Non
             wait_until(lambda: "out of system resource" in nsqd.log, what="a line")
             tried_again_s = time.monotonic() + 1.5  # asyncio does every second
             wait_until(lambda: time.monotonic() > tried_again_s, what="it was tried again")
-            said = nsqd.log.count("out of system resource")
-            assert said <= 1 + (time.monotonic() - began_s) / 60
+            logged = nsqd.log.count("out of system resource")
+            assert logged <= 1 + (time.monotonic() - began_s) / 60
             early.send(b"RDY 2\n")
             late.subscribe("moves", "ch", ready=2)
             for queue in ("t:ch", "moves"):
                 line = f"DISKQUEUE({queue}) reading"
                 wait_until(lambda line=line: line in nsqd.log, what=line)
         for client in (early, late):
-            assert [each.body for each in client.read_messages(2)] == [b"in memory", b"on disk"]
+            assert [message.body for message in client.read_messages(2)] == [
+                b"in memory",
+                b"on disk",
+            ]
     assert_serves(nsqd)
     nsqd.stop()
     assert "Traceback" not in nsqd.log
     assert "Invalid file descriptor" not in nsqd.log
 
 
-def test_clients_that_never_read_take_bounded_memory_and_are_given_up(process: Start) -> None:
-    """One that consumes, and one that publishes, which is not read either."""
+def test_clients_that_never_read_take_bounded_memory(process: Start) -> None:
+    """A consumer that never reads, and a publisher whose responses nobody reads."""
     nsqd = process("-mem-queue-size=10")
     body = b"x" * 100_000
     with RawClient(nsqd.tcp_address, receive_buffer=4096) as sleeper:
         sleeper.identify(heartbeat_interval=3000)
         sleeper.subscribe("t", "ch", ready=2500)
         nsqd.publish("t", body)
-        before = resident_bytes(nsqd)
+        baseline = resident_bytes(nsqd)
         for _ in range(20):
             nsqd.publish("t", *[body] * 50)
-        assert resident_bytes(nsqd) - before < 30_000_000
+        assert resident_bytes(nsqd) - baseline < 30_000_000
         wait_until(
             lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="gone", timeout_s=15
         )
@@ -257,10 +266,10 @@ def test_clients_that_never_read_take_bounded_memory_and_are_given_up(process: S
         with pytest.raises(TimeoutError):
             [client.send(command * 10_000) for _ in range(10_000)]
         assert_serves(nsqd)
-        assert resident_bytes(nsqd) - before < 50_000_000
+        assert resident_bytes(nsqd) - baseline < 50_000_000
 
 
-def test_a_channel_that_is_deleted_keeps_no_client_that_never_reads(
+def test_deleting_a_channel_disconnects_a_client_that_never_reads(
     embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_connection, "_CLOSE_S", 0.1)
@@ -283,7 +292,7 @@ def obstruct(nsqd: EmbeddedServer, name: str) -> Path:
     return obstacle
 
 
-def test_a_publisher_gets_the_error_and_the_health_shows_it(nsqd: EmbeddedServer) -> None:
+def test_a_failed_write_is_reported_to_the_publisher_and_in_health(nsqd: EmbeddedServer) -> None:
     nsqd.create_topic("t")
     obstacle = obstruct(nsqd, "t")
     reason = f"open {obstacle}: is a directory"
@@ -303,7 +312,7 @@ def test_a_publisher_gets_the_error_and_the_health_shows_it(nsqd: EmbeddedServer
     assert nsqd.depth("t") == 3
 
 
-def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
+def test_messages_that_consumers_return_are_kept(nsqd: EmbeddedServer) -> None:
     with (
         subscribed(nsqd.tcp_address, "t", "ch", ready=8) as client,
         RawClient(nsqd.tcp_address) as producer,
@@ -330,11 +339,11 @@ def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
 TOPICS = 200
 
 
-def test_the_list_of_topics_stays_whole_on_a_full_disk(small_disk: Path, serve: Serve) -> None:
+def test_a_full_disk_keeps_the_list_of_topics_complete(small_disk: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(small_disk))
     for number in range(TOPICS):
         nsqd.create_topic(f"{number:040d}")
-    nsqd.request("POST", f"/topic/pause?topic={0:040d}")  # writes nsqd.dat at once
+    nsqd.request("POST", f"/topic/pause?topic={0:040d}")  # writes nsqd.dat immediately
     written = (small_disk / "nsqd.dat").read_bytes()
     assert len(json.loads(written)["topics"]) == TOPICS
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - (8 << 10)))
@@ -351,8 +360,8 @@ def test_the_list_of_topics_stays_whole_on_a_full_disk(small_disk: Path, serve: 
     fill(small_disk / "rest")
     for number in range(TOPICS, 2 * TOPICS):
         nsqd.create_topic(f"{number:040d}")
-    what = "failed to persist metadata"
-    wait_until(lambda: what in nsqd.log.splitlines()[-1], what="there is no room")
+    failure = "failed to persist metadata"
+    wait_until(lambda: failure in nsqd.log.splitlines()[-1], what="there is no room")
     nsqd.post("/topic/pause", topic=f"{2:040d}")  # which holds, as in Go's nsqd
     (small_disk / "rest").unlink()
     (small_disk / "filler").unlink()

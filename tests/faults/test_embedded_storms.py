@@ -1,4 +1,4 @@
-"""The embedded nsqd when much happens at one moment: nobody else waits, and nothing is lost.
+"""The embedded nsqd under bursts of events: no other client waits, and no message is lost.
 
 The short forms run always; `slow` has the sizes that an operator may meet.
 """
@@ -22,7 +22,7 @@ sizes = pytest.mark.parametrize("size", [1, slow(10)])
 
 @pytest.fixture
 def nsqd(data_path: DataPath, serve: Serve) -> Iterator[EmbeddedNsqdProcess]:
-    """One whose loop is to be held up by nothing."""
+    """An nsqd whose event loop must never stall."""
     nsqd = serve(EmbeddedNsqdProcess(data_path(), "-mem-queue-size=1000000"))
     yield nsqd
     assert nsqd.longest_turn_cpu_s() < MAX_TURN_S
@@ -30,7 +30,7 @@ def nsqd(data_path: DataPath, serve: Serve) -> Iterator[EmbeddedNsqdProcess]:
 
 @contextmanager
 def paused(nsqd: EmbeddedNsqdProcess) -> Iterator[None]:
-    """It finds at one moment what happens meanwhile."""
+    """Suspend nsqd, so that it sees all events of the block at the same time."""
     nsqd.pause()
     yield
     nsqd.resume()
@@ -44,27 +44,29 @@ def publish(nsqd: EmbeddedNsqdProcess, count: int) -> None:
 
 
 def consumed(client: RawClient, count: int) -> dict[bytes, int]:
-    """Finish so many messages, of different bodies; their attempts."""
+    """Finish ``count`` messages with different bodies; return the attempts of each."""
     attempts: dict[bytes, int] = {}
     while len(attempts) < count:
-        found = client.read_messages(min(1000, count - len(attempts)))
-        attempts |= {message.body: message.attempts for message in found}
-        client.finish(found)
+        messages = client.read_messages(min(1000, count - len(attempts)))
+        attempts |= {message.body: message.attempts for message in messages}
+        client.finish(messages)
     return attempts
 
 
 @sizes
-def test_what_is_given_back_often_comes_through(nsqd: EmbeddedNsqdProcess, size: int) -> None:
+def test_messages_that_are_requeued_often_are_delivered(
+    nsqd: EmbeddedNsqdProcess, size: int
+) -> None:
     count, attempts = 2000 * size, 5
     nsqd.create_channel("t", "ch")
     publish(nsqd, count)
-    seen: Counter[bytes] = Counter()
+    deliveries: Counter[bytes] = Counter()
     finished = 0
     with subscribed(nsqd.tcp_address, "t", "ch", ready=2500) as client:
         while finished < count:
             message = client.read_message()
-            seen[message.body] += 1
-            assert message.attempts == seen[message.body]
+            deliveries[message.body] += 1
+            assert message.attempts == deliveries[message.body]
             is_done = message.attempts == attempts
             client.send(b"FIN %b\n" % message.id if is_done else b"REQ %b 0\n" % message.id)
             finished += is_done
@@ -75,7 +77,7 @@ def test_what_is_given_back_often_comes_through(nsqd: EmbeddedNsqdProcess, size:
 
 
 @sizes
-def test_many_that_time_out_together_come_again(nsqd: EmbeddedNsqdProcess, size: int) -> None:
+def test_simultaneous_timeouts_are_redelivered(nsqd: EmbeddedNsqdProcess, size: int) -> None:
     count, msg_timeout_s = 25_000 * size, 3.0
     nsqd.create_channel("t", "ch")
     publish(nsqd, count)
@@ -99,7 +101,7 @@ def test_many_that_time_out_together_come_again(nsqd: EmbeddedNsqdProcess, size:
 
 
 @sizes
-def test_many_that_are_due_at_one_moment_come(nsqd: EmbeddedNsqdProcess, size: int) -> None:
+def test_simultaneously_due_messages_are_delivered(nsqd: EmbeddedNsqdProcess, size: int) -> None:
     count = 15_000 * size
     nsqd.create_channel("t", "ch")
     with RawClient(nsqd.tcp_address) as client:
@@ -114,7 +116,7 @@ def test_many_that_are_due_at_one_moment_come(nsqd: EmbeddedNsqdProcess, size: i
         consumed(client, count)
 
 
-def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdProcess) -> None:
+def test_finishes_of_messages_not_in_flight_are_answered(nsqd: EmbeddedNsqdProcess) -> None:
     count = 12_000
     with ExitStack() as stack:
         for _ in range(50):
@@ -133,13 +135,15 @@ def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdP
 
 
 @sizes
-def test_consumers_that_leave_together_hold_up_nobody(nsqd: EmbeddedNsqdProcess, size: int) -> None:
+def test_consumers_that_leave_together_delay_no_other_client(
+    nsqd: EmbeddedNsqdProcess, size: int
+) -> None:
     count = 1000 * size
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     nsqd.create_channel("t", "ch")
     with ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))  # nsqd raises its own
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # nsqd raises its own
         clients = [stack.enter_context(RawClient(nsqd.tcp_address)) for _ in range(count)]
         for client in clients:
             client.subscribe("t", "ch", ready=1)
@@ -168,7 +172,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> Jump:
 
 
 @pytest.mark.parametrize(("by_s", "flags"), [(-7200, ["-durable"]), (7200, [])])
-def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
+def test_a_jump_of_the_clock_neither_hastens_nor_delays_messages(
     embedded_nsqd: AnyNsqd, jump: Jump, by_s: float, flags: list[str]
 ) -> None:
     nsqd = embedded_nsqd(*flags)
@@ -200,10 +204,10 @@ def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
-def test_a_clock_that_went_back_defers_nothing_long(
+def test_a_clock_set_back_defers_no_message_for_long(
     embedded_nsqd: AnyNsqd, serve: Serve, jump: Jump
 ) -> None:
-    """What was given back to different runs can have the same place in the queue."""
+    """Messages that were requeued in different runs can have the same place in the queue."""
     nsqd = embedded_nsqd("-durable")
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"1", b"2", b"3")
@@ -218,11 +222,13 @@ def test_a_clock_that_went_back_defers_nothing_long(
     began_s = time.monotonic()
     nsqd = serve(EmbeddedServer(nsqd.data_path, "-durable", "-max-req-timeout=2s"))
     with subscribed(nsqd.tcp_address, "t", "ch", ready=3) as client:
-        assert [each.body for each in client.read_messages(3)] == [b"1", b"2", b"3"]
+        assert [message.body for message in client.read_messages(3)] == [b"1", b"2", b"3"]
     assert time.monotonic() - began_s > 1
 
 
-def test_a_jumping_clock_hides_no_nsqd(serve: Serve, embedded_nsqd: AnyNsqd, jump: Jump) -> None:
+def test_a_jump_of_the_clock_hides_no_nsqd(
+    serve: Serve, embedded_nsqd: AnyNsqd, jump: Jump
+) -> None:
     lookupd = serve(EmbeddedLookupServer("-tombstone-lifetime=1h"))
     flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]
     nsqd = embedded_nsqd(*flags)

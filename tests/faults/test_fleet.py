@@ -21,7 +21,7 @@ MSG_TIMEOUT_S = 2.0
 
 
 def cells() -> Iterator[object]:
-    """(way, processes, handlers of each, nsqd, handler time in msg_timeouts, messages)"""
+    """Yield (way, processes, handlers per process, nsqd, handler time / msg_timeout, messages)."""
     yield "threads", 2, 2, 12, 0.35, 14
     ways = [("threads", 1, 1), ("threads", 6, 1), ("threads", 2, 16), ("pool", 2, 4)]
     ways += [("asyncio", 1, 32)]
@@ -34,7 +34,7 @@ def cells() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("way", "processes", "count", "nsqds", "share", "messages"), [*cells()])
-def test_a_healthy_fleet_handles_everything_once(
+def test_a_healthy_fleet_handles_each_message_once(
     embedded_nsqd: AnyNsqd,
     tmp_path: Path,
     way: str,
@@ -50,7 +50,7 @@ def test_a_healthy_fleet_handles_everything_once(
     servers = [embedded_nsqd(flag) for _ in range(nsqds)]
     for number, nsqd in enumerate(servers):
         nsqd.create_channel(TOPIC, CHANNEL)
-        if bodies := [b"%d" % each for each in range(number, messages, nsqds)]:
+        if bodies := [b"%d" % index for index in range(number, messages, nsqds)]:
             nsqd.publish(TOPIC, *bodies)
     addresses = [nsqd.tcp_address for nsqd in servers]
 
@@ -70,11 +70,11 @@ def test_a_healthy_fleet_handles_everything_once(
             what="all messages",
             timeout_s=20 + 3 * messages * handler_s / (processes * count),
         )
-        seen = handled()
+        counts = handled()
     print(
-        f"{way:8} {nsqds:3} nsqd {processes} x {count:2} at {share:4.2f}: {messages - len(seen)} "
-        f"unseen, {seen.total() - len(seen)} of {messages} twice"
+        f"{way:8} {nsqds:3} nsqd {processes} x {count:2} at {share:4.2f}: {messages - len(counts)} "
+        f"unseen, {counts.total() - len(counts)} of {messages} twice"
     )
-    assert len(seen) == messages
-    if way != "pool" or share < 0.5:  # only a pool's answers tell how many it can take: a few late
-        assert seen.total() - len(seen) <= 0.01 * messages + 1
+    assert len(counts) == messages
+    if way != "pool" or share < 0.5:  # a pool shows its capacity only by late answers
+        assert counts.total() - len(counts) <= 0.01 * messages + 1

@@ -1,8 +1,8 @@
-"""``nsq to-nsq``, to-http, to-exec, a sink of one's own, and what is around them, killed often.
+"""``nsq to-nsq``, to-http, to-exec, a custom sink, and the programs around them, killed often.
 
-Nothing is lost. A message can be there twice when something ends between its arrival there and its
-FIN here, so each time may double what was in flight, and no more. The nsqd around to-nsq is stopped
-with SIGTERM: the Go nsqd keeps no promise about what it confirmed when it is killed.
+No message is lost. A message arrives twice if a program ends between its arrival and its FIN, so
+each kill doubles at most the messages in flight. The nsqd around to-nsq are stopped with SIGTERM,
+because a killed Go nsqd may lose messages that it has confirmed.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ DEADLINE_S = patience_s(60.0)
 
 
 class Forwarding:
-    """A program that forwards, which ``start`` starts, and what was published to its source."""
+    """A forwarder, which ``start`` starts, and the messages that were published to its source."""
 
     body = b"%08d some text"
 
@@ -46,9 +46,9 @@ class Forwarding:
         self.process: subprocess.Popen[bytes]
 
     def publish(self, count: int) -> None:
-        before = len(self.published)
-        self.published += [self.body % n for n in range(before, before + count)]
-        for begin in range(before, before + count, 1000):
+        first = len(self.published)
+        self.published += [self.body % n for n in range(first, first + count)]
+        for begin in range(first, first + count, 1000):
             self.source.publish(TOPIC, *self.published[begin : begin + 1000])
 
     def kill(self) -> None:
@@ -61,11 +61,11 @@ class Forwarding:
         return unfinished(self.source, TOPIC, CHANNEL)
 
     def survive(self, kills: list[Callable[[], object]], *, status: int = 143) -> None:
-        """Forward all, through kills at random points; SIGTERM then ends it with the status."""
+        """Forward through kills at random points; SIGTERM then ends it with ``status``."""
         rng = random.Random(len(self.published))
         self.process = self.start()
         for kill in kills:
-            self.publish(self.in_flight)  # it may have been done with what there was
+            self.publish(self.in_flight)  # it may have finished all earlier messages
             wait_until(lambda n=self.left: self.left < n, what="progress", timeout_s=DEADLINE_S)
             assert self.process.poll() is None, "it ended by itself"
             time.sleep(rng.uniform(0, 0.1))  # the random point
@@ -75,11 +75,11 @@ class Forwarding:
         _, stderr = self.process.communicate(timeout=DEADLINE_S)
         assert self.process.returncode == status, stderr
 
-    def check(self, found: list[bytes], kills: int, more: int = 0) -> None:
-        doubled = len(found) - len(set(found))
+    def check(self, arrived: list[bytes], kills: int, margin: int = 0) -> None:
+        doubled = len(arrived) - len(set(arrived))
         print(f"{kills} kills, {len(self.published)} messages, {doubled} doubled")
-        assert set(self.published) - set(found) == set(), "messages were lost"
-        assert doubled <= kills * self.in_flight + more
+        assert set(self.published) - set(arrived) == set(), "messages were lost"
+        assert doubled <= kills * self.in_flight + margin
 
 
 Forward = Callable[..., Forwarding]
@@ -109,10 +109,12 @@ def test_to_nsq(
 ) -> None:
     flags = (f"-mem-queue-size={2 * messages}", "-msg-timeout=1s")
     source: Nsqd = quick_nsqd if victim == "command" else go_nsqd(*flags)
-    target = go_nsqd(flags[0])  # a check that is held up for a second is to see no message twice
+    target = go_nsqd(
+        flags[0]
+    )  # without -msg-timeout: a check that stalls for a second must see no message twice
     target.create_channel(TOPIC, "check")
-    there = ["--destination-nsqd-tcp-address", target.tcp_address, "--no-loop-guard"]
-    run = forward(source, 200, "to-nsq", *there, "--rate", "2000")
+    destination = ["--destination-nsqd-tcp-address", target.tcp_address, "--no-loop-guard"]
+    run = forward(source, 200, "to-nsq", *destination, "--rate", "2000")
     run.publish(messages)
 
     def kill() -> None:
@@ -135,17 +137,19 @@ def test_to_http(
 ) -> None:
     rng, server = random.Random(messages), http_server()
     server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # and some answers are lost
-    more = ["--post", server.url, "--rate", "1000", "--concurrency", "20"]
-    run = forward(quick_nsqd, 50, "to-http", *more)
+    options = ["--post", server.url, "--rate", "1000", "--concurrency", "20"]
+    run = forward(quick_nsqd, 50, "to-http", *options)
     run.publish(messages)
     run.survive([run.kill] * kills)
 
     keys = {request.body: request.headers["Idempotency-Key"] for request in server.requests}
-    assert all(keys[each.body] == each.headers["Idempotency-Key"] for each in server.requests)
+    assert all(
+        keys[request.body] == request.headers["Idempotency-Key"] for request in server.requests
+    )
     run.check([request.body for request in server.requests], kills, len(run.published) // 20)
 
 
-# each appends its bodies to a file, and then says so
+# each command appends its bodies to a file, and then reports them as done
 ONCE = ["--batch", "10", "--batch-wait", "50ms", "--", "sh", "-c", "exec cat >>$0"]
 PERSISTENT = """
 import json, os, sys
@@ -171,11 +175,11 @@ def test_to_exec(
     done, pids = tmp_path / "done", tmp_path / "pids"
     done.touch()
     pids.touch()
-    more = [*ONCE, str(done)]
+    command = [*ONCE, str(done)]
     if is_persistent:
-        more = ["--persistent", "--", "python3", "-c", PERSISTENT, str(done), str(pids)]
+        command = ["--persistent", "--", "python3", "-c", PERSISTENT, str(done), str(pids)]
     rate = "200" if messages < 1000 else "1500"
-    run = forward(quick_nsqd, 50, "to-exec", "--workers", "2", "--rate", rate, *more)
+    run = forward(quick_nsqd, 50, "to-exec", "--workers", "2", "--rate", rate, *command)
     run.publish(messages)
 
     def kill_commands() -> None:
@@ -193,8 +197,10 @@ GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
 
 
 @pytest.mark.parametrize(("messages", "kills"), [(5_000, 2), slow(50_000, 10)])
-def test_an_own_sink(quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, kills: int) -> None:
-    """That of the guide."""
+def test_a_custom_sink(
+    quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, kills: int
+) -> None:
+    """The sink of the guide loses no message."""
     blocks = [b for b in parse(GUIDE.name, GUIDE.read_text()) if b.heading == "Write a sink"]
     program = blocks[0].text
     in_flight = 'options={"max_in_flight": "500"}'

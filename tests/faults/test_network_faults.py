@@ -1,7 +1,7 @@
 """A producer, a consumer and ``nsq to-file`` with an nsqd on the other side of a link that fails.
 
-Whatever happens: what was confirmed is consumed and archived, and no message is archived twice.
-Only what nsqd had in memory goes with it when it is killed.
+Whatever happens, confirmed messages are consumed and archived, and no message is archived twice.
+A killed nsqd loses only the messages that it had in memory.
 """
 
 import itertools
@@ -39,20 +39,22 @@ def link(nsqd: GoNsqd, proxy_to: ProxyTo) -> Proxy:
 
 
 class Course:
-    """A producer, a consumer and an archiver that work, whatever happens; ``confirmed`` and
-    ``consumed`` are what came of it."""
+    """A producer, a consumer and an archiver that work, whatever happens.
+
+    ``confirmed`` and ``consumed`` are the bodies that they have published and received.
+    """
 
     def __init__(self, nsqd: GoNsqd, address: str, spawn_nsq: SpawnNsq, archive: Path) -> None:
         self._nsqd, self._archive = nsqd, archive
         self.padding = b""
         self.confirmed: list[bytes] = []
         self.consumed: Counter[bytes] = Counter()
-        options = OPTIONS.with_options(dict(each.split("=", 1) for each in QUICK))
+        options = OPTIONS.with_options(dict(option.split("=", 1) for option in QUICK))
         options = options.with_options({"publish_timeout": "2s", "drain_timeout": "5s"})
         self._consumer = Consumer(TOPIC, "live", nsqd_tcp_addresses=address, options=options)
         self._producer = Producer(address, options)
         self._ends = threading.Event()
-        self._threads = [threading.Thread(target=each) for each in (self._publish, self._consume)]
+        self._threads = [threading.Thread(target=work) for work in (self._publish, self._consume)]
         words = [word for option in QUICK for word in ("--consumer-opt", option)]
         words += ["--nsqd-tcp-address", address, "--output-dir", str(archive)]
         command = ["to-file", "-t", TOPIC, "-c", "archive", "--sync-interval", "500ms", *words]
@@ -79,8 +81,8 @@ class Course:
 
     def goes_on(self) -> None:
         """Wait until some more messages are confirmed."""
-        before = len(self.confirmed)
-        wait_until(lambda: len(self.confirmed) > before + 100, what="publishing", timeout_s=30)
+        confirmed = len(self.confirmed)
+        wait_until(lambda: len(self.confirmed) > confirmed + 100, what="publishing", timeout_s=30)
 
     def stop(self) -> None:
         self._ends.set()
@@ -91,21 +93,23 @@ class Course:
                 thread.join()
 
     def end(self, *, may_lose: int = 0) -> None:
-        """Publish no more, and look: nothing is missing but what nsqd itself ``may_lose``."""
+        """Stop publishing, and check that at most ``may_lose`` messages are missing."""
         nsqd = self._nsqd
         self._ends.set()
         self._threads[0].join()
-        sent = set(self.confirmed)
-        wait_until(lambda: len(sent - self.consumed.keys()) <= may_lose, what="all", timeout_s=30)
+        confirmed = set(self.confirmed)
+        wait_until(
+            lambda: len(confirmed - self.consumed.keys()) <= may_lose, what="all", timeout_s=30
+        )
         wait_until(lambda: unfinished(nsqd, TOPIC, "archive") == 0, what="the end", timeout_s=30)
         self._archiver.send_signal(signal.SIGTERM)
         _, stderr = self._archiver.communicate(timeout=patience_s(20))
         assert self._archiver.returncode == 143, stderr.decode()
         messages = messages_of(self._archive)
-        missing = sent - {message["body"] for message in messages}
-        assert len(missing) <= may_lose, f"{len(missing)} of {len(sent)} are not archived"
+        missing = confirmed - {message["body"] for message in messages}
+        assert len(missing) <= may_lose, f"{len(missing)} of {len(confirmed)} are not archived"
         ids = Counter(message["id"] for message in messages)
-        assert [each for each, count in ids.items() if count > 1] == []
+        assert [message_id for message_id, count in ids.items() if count > 1] == []
         assert self.consumed.total() - len(self.consumed) <= 200  # in flight at the fault
 
 
@@ -133,7 +137,7 @@ def course(nsqd: GoNsqd, link: Proxy, spawn_nsq: SpawnNsq, tmp_path: Path) -> It
         slow("black hole", 75),
     ],
 )
-def test_what_was_confirmed_is_consumed_and_archived_once(
+def test_confirmed_messages_are_consumed_and_archived_once(
     fault: str, seconds: float, nsqd: GoNsqd, link: Proxy, course: Course
 ) -> None:
     lost = {
@@ -171,26 +175,28 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
         slow(0.3, 2500, 20, id="both"),
     ],
 )
-def test_a_bad_link_costs_time_only(
+def test_a_bad_link_only_costs_time(
     delay_s: float, piece_size: int, seconds: float, link: Proxy, course: Course
 ) -> None:
-    """Far away a publish takes a second or more; it goes on, and ends well."""
+    """A publish to a distant nsqd takes a second or more, and still succeeds."""
     course.padding = b"." * 600
-    usual = link.piece_size
+    usual_size = link.piece_size
     link.delay_s, link.piece_size = delay_s, piece_size
-    before = len(course.confirmed)
+    confirmed = len(course.confirmed)
     time.sleep(seconds)
-    wait_until(lambda: len(course.confirmed) > before, what="a publish", timeout_s=30)
-    link.delay_s, link.piece_size = 0.0, usual
+    wait_until(lambda: len(course.confirmed) > confirmed, what="a publish", timeout_s=30)
+    link.delay_s, link.piece_size = 0.0, usual_size
     course.goes_on()
     course.end()
 
 
 @pytest.mark.parametrize("kills", [1, slow(4)])
-def test_kill_9_of_nsqd_costs_what_was_in_memory(kills: int, nsqd: GoNsqd, course: Course) -> None:
+def test_a_killed_nsqd_loses_only_messages_in_memory(
+    kills: int, nsqd: GoNsqd, course: Course
+) -> None:
     for _ in range(kills):
         nsqd.kill()
         time.sleep(1)
         nsqd.start()
         course.goes_on()
-    course.end(may_lose=kills * 300)  # its memory queue, and what was in flight
+    course.end(may_lose=kills * 300)  # its memory queue, and messages in flight

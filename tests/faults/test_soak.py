@@ -1,16 +1,16 @@
-"""Everything at once for a long time: every message accounted for, nothing grows.
+"""All programs together for a long time: every message is accounted for, and nothing grows.
 
 Numbered messages are published to a Go and a durable embedded nsqd by ``nsq pub`` and a Producer;
-both nsqd ask an auth server. Archivers, a tail, a forwarder, a command, a Consumer of asyncio and
-``nsq work``, whose handlers publish, take them, each from a channel of its own. What ``nsq work``
-publishes becomes a Delta table with typed columns, which delta-rs reads. Celery has tasks and the
-scheduler requests, numbered as well; ten viewers look at the console. Meanwhile daemons are
-restarted, paused and (the durable one) killed, commands are killed, and topics come and go. At the
-end every number must have come through each of them, and no process may have grown since the
-second quarter of the time.
+both nsqd ask an auth server. Archivers, a tail, a forwarder, a command, an asyncio Consumer and
+``nsq work``, whose handlers publish, consume them, each from its own channel. The messages that
+``nsq work`` publishes become a Delta table with typed columns, which delta-rs reads. Celery gets
+tasks and the scheduler requests, numbered as well; ten viewers use the console. Meanwhile daemons
+are restarted, paused and (the durable one) killed, commands are killed, and topics are created and
+deleted. At the end every program must have handled every number, and no process may have grown
+since the second quarter of the time.
 
-``-m slow`` runs it for two hours, or ``NSQTOOLS_SOAK_S`` seconds. The Go nsqd ends by SIGTERM: it
-promises nothing for kill -9.
+``-m slow`` runs it for two hours, or ``NSQTOOLS_SOAK_S`` seconds. The Go nsqd is stopped with
+SIGTERM, because it promises nothing for kill -9.
 """
 
 import itertools
@@ -48,7 +48,7 @@ from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC
 from nsqtools.schedule.store import ScheduleStore
 
 TOPIC, COPY, DONE, TYPED = "soak", "soak.copy", "soak.done", "soak.typed"
-LATER = "soak.later"  # what the scheduler publishes
+LATER = "soak.later"  # the topic to which the scheduler publishes
 TASK = "celery"  # the topic of Celery's default queue
 CHANNELS = ("archive", "lake", "tailed", "mirror", "exec", "tasks", "work")
 KILLED = (
@@ -60,8 +60,8 @@ RATE = 200  # messages a second to each nsqd
 SECRET = "of the soak"
 VIEWERS = 10
 SAMPLES = 40
-GROWTH_MB = 8.0  # and a tenth: what a heap may do without a leak
-GROWTH_DESCRIPTORS = 8  # connections of a moment: a lookup, a connection that is replaced
+GROWTH_MB = 8.0  # and a tenth: a heap may grow so much without a leak
+GROWTH_DESCRIPTORS = 8  # short-lived connections: a lookup, a connection that is replaced
 WITHOUT_FAULTS_S = 1.5
 
 WRITE_DOWN = """
@@ -139,7 +139,7 @@ os._exit(0)  # a thread of pyarrow that still closes a file of deltalake's would
 
 
 class Cost(NamedTuple):
-    """What a process has at a moment."""
+    """The resources of a process at one time."""
 
     memory_mb: float
     descriptors: int
@@ -156,7 +156,7 @@ def cost_of(pid: int) -> Cost:
 
 @dataclass
 class Soak:
-    """The cluster, the commands on it, and what has been published."""
+    """The cluster, its commands, and the number of published messages."""
 
     lookupd: GoNsqlookupd
     nsqds: list[GoNsqd]
@@ -166,7 +166,7 @@ class Soak:
     commands: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     costs: dict[str, list[Cost]] = field(default_factory=dict)
     faults: int = 0
-    counts: Counter[str] = field(default_factory=Counter)  # of numbers published, for each series
+    counts: Counter[str] = field(default_factory=Counter)  # published numbers of each series
     views: int = 0
     readings: list[int] = field(default_factory=list)  # numbers in the table, by a foreign reader
     console: str = ""  # its address
@@ -191,7 +191,7 @@ class Soak:
         consume = f"{lookupd} -X lookupd_poll_interval=1s -X reconnect_base=50ms"
         to_file = f"to-file --format jsonl --gzip --rotate-interval {rotate_s}s {consume}"
         to_file += f" --output-dir {self.directory}"
-        # with which it publishes again what an nsqd that ends had maybe taken: doubles, no losses
+        # publish again if an ending nsqd may have stored a message: this doubles, but loses nothing
         publish = "--retry-unknown --retry-timeout 120s"
         where = [f"--destination-nsqd-tcp-address={nsqd.tcp_address}" for nsqd in self.nsqds]
         commands = {
@@ -221,17 +221,17 @@ class Soak:
             words = f"pub -t {TOPIC} {publish} --nsqd-tcp-address {nsqd.tcp_address}"
             self.start(f"publisher {number}", *NSQ, *words.split())
 
-    # -- what goes on meanwhile, each in a thread of its own -------------------------------------
+    # -- the load, each method in its own thread ---------------------------------------------------
 
     def ticks(self, interval_s: float) -> Iterator[int]:
-        """Count, until it is over."""
+        """Count at an interval until the end of the run."""
         for number in itertools.count():
             if self.over.wait(interval_s):
                 return
             yield number
 
     def publish(self) -> None:
-        """Write numbers to the publishers until it is over, at a steady rate."""
+        """Write numbers to the publishers at a steady rate until the end of the run."""
         pipes = [self.commands[f"publisher {n}"].stdin for n in range(len(self.nsqds))]
         began = time.monotonic()
         for batch in itertools.count(1):
@@ -242,7 +242,7 @@ class Soak:
                 pipe.flush()
 
     def numbers(self, count: int, series: str = TOPIC) -> range:
-        """The next numbers, for one that publishes them."""
+        """Reserve the next numbers of a series for a publisher."""
         with self.taking:
             self.counts[series] += count
             return range(self.counts[series] - count, self.counts[series])
@@ -267,7 +267,7 @@ class Soak:
                     )
 
     def send_tasks(self) -> None:
-        """Give Celery numbers to write down."""
+        """Send Celery tasks that write down numbers."""
         app = Celery(broker=self.broker)
         for _ in self.ticks(0.2):
             for number in self.numbers(1, TASK):
@@ -275,7 +275,7 @@ class Soak:
         app.close()
 
     def read_table(self, interval_s: float) -> None:
-        """Read the table while it is written: what was once there remains."""
+        """Read the table while it is written: a number never disappears."""
         for _ in self.ticks(interval_s):
             if (self.directory / "typed" / "_delta_log").exists():
                 self.readings += self.numbers_in_table("count")
@@ -293,14 +293,14 @@ class Soak:
         return f"nsqlookupd://:{secret}@{self.lookupd.http_address}?lookupd_poll_interval=1s"
 
     def view(self, page: str) -> None:
-        """Look at a page of the console every second."""
+        """Request a page of the console every second."""
         for _ in self.ticks(1):
             with urllib.request.urlopen(self.console + page, timeout=patience_s(10)) as answer:
                 assert answer.read()
             self.views += 1
 
     def disturb(self, interval_s: float) -> None:
-        """Restart, pause and kill, one after the other."""
+        """Restart, pause and kill daemons and commands, one after the other."""
         go, durable = self.nsqds
         faults: list[Callable[[], None]] = [
             lambda: restart(go),
@@ -343,7 +343,7 @@ class Soak:
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Let everything published come through, then end the commands."""
+        """Wait until every published message has arrived, then end the commands."""
         for number in range(len(self.nsqds)):
             publisher = self.commands[f"publisher {number}"]
             publisher.stdin.close()
@@ -354,7 +354,7 @@ class Soak:
             timeout_s=60,
         )
         for topic, channel in [*((TOPIC, name) for name in CHANNELS), *OTHERS]:
-            for nsqd in (each for each in self.nsqds if each.stats(topic)["topics"]):
+            for nsqd in (server for server in self.nsqds if server.stats(topic)["topics"]):
                 wait_until(
                     lambda: not unfinished(nsqd, topic, channel),  # noqa: B023
                     what=f"the end of {topic}/{channel}",
@@ -368,7 +368,7 @@ class Soak:
                 assert process.wait(patience_s(60)) == ends, self.log(name)
 
     def address_of(self, name: str) -> str:
-        """The address at which a command listens, as soon as it says so."""
+        """The address at which a command listens, as soon as it prints it."""
         address = re.compile(r"http://([0-9.:]+)")
         return wait_until(lambda: address.search(self.log(name)), what=name, timeout_s=20)[1]
 
@@ -376,19 +376,19 @@ class Soak:
         return f"{name}: {(self.directory / f'{name}.log').read_text()}"
 
     def arrived(self) -> dict[str, list[int]]:
-        """The numbers that came through, of each that wrote them down."""
+        """The numbers that arrived, by the program that wrote them down."""
         places = {name: [self.directory / name] for name in ("archive", "lake", "later")}
         for topic in (COPY, DONE):
             places[topic] = [*self.directory.glob(f"copies/{topic}.*")]
-        found = {name: bodies_at(*archives) for name, archives in places.items()}
+        bodies = {name: bodies_at(*archives) for name, archives in places.items()}
         for file in ("tail.out", "exec.numbers", "celery.numbers"):
-            found[file] = (self.directory / file).read_bytes().split()
-        arrived = {name: list(map(int, numbers)) for name, numbers in found.items()}
+            bodies[file] = (self.directory / file).read_bytes().split()
+        arrived = {name: list(map(int, numbers)) for name, numbers in bodies.items()}
         return arrived | {"typed": self.numbers_in_table()}
 
 
 def until_confirmed(publish: Callable[[], object]) -> None:
-    """Publish once more while nsqd is away."""
+    """Publish again while nsqd is unavailable."""
     while True:
         with suppress(PublishError, OperationalError):
             publish()
@@ -414,23 +414,23 @@ def pause(daemon: GoNsqd) -> None:
 
 
 def grown(costs: list[Cost]) -> list[str]:
-    """What the last quarter has more of than the second."""
+    """List the resources of which the last quarter has more than the second."""
     quarter = len(costs) // 4
     before, after = costs[quarter : 2 * quarter], costs[-quarter:]
-    found = []
-    for name, of, factor, more in (
+    growth = []
+    for name, of, factor, margin in (
         ("memory_mb", median, 1.1, GROWTH_MB),
         ("descriptors", max, 1, GROWTH_DESCRIPTORS),
-        ("threads", median, 1, 1),  # a command that was just started again looks names up in some
+        ("threads", median, 1, 1),  # a restarted command resolves names in threads
     ):
-        first, last = (of(getattr(cost, name) for cost in each) for each in (before, after))
-        if last > first * factor + more:
-            found.append(f"{name} {first:.1f} -> {last:.1f}")
-    return found
+        first, last = (of(getattr(cost, name) for cost in sample) for sample in (before, after))
+        if last > first * factor + margin:
+            growth.append(f"{name} {first:.1f} -> {last:.1f}")
+    return growth
 
 
 def soak_for(soak: Soak, duration_s: float) -> None:
-    """Run it, and check that everything came through."""
+    """Run the soak, and check that every message arrived."""
     for nsqd in soak.nsqds:
         for topic, channel in [*((TOPIC, name) for name in CHANNELS), *OTHERS]:
             nsqd.create_channel(topic, channel)
@@ -457,8 +457,8 @@ def soak_for(soak: Soak, duration_s: float) -> None:
             time.sleep(duration_s)
         finally:
             soak.over.set()
-        for each in doing:
-            each.result()
+        for future in doing:
+            future.result()
     soak.finish()
     print(f"{dict(soak.counts)} messages, {soak.faults} faults, {soak.views} views")
     print(f"{len(soak.readings)} readings of the table: {soak.readings[-1:]}")
@@ -504,12 +504,12 @@ def soak(
         soak.kill(name)
 
 
-def test_everything_at_once_for_a_moment(soak: Soak) -> None:
+def test_all_programs_together_for_a_moment(soak: Soak) -> None:
     soak_for(soak, 5)
 
 
 @pytest.mark.slow
-def test_everything_at_once_for_hours(soak: Soak) -> None:
+def test_all_programs_together_for_hours(soak: Soak) -> None:
     soak_for(soak, float(os.environ.get("NSQTOOLS_SOAK_S", "7200")))
     growth = {name: grown(costs) for name, costs in soak.costs.items()}
     assert not any(growth.values()), growth

@@ -1,14 +1,13 @@
 """Streams into Parquet, and a replay, whose processes are killed: nothing is lost.
 
-Of streams nothing is doubled, either. One reads the topic, another one what ``nsq to-file``
-archives of it. Killed are the archiver, the driver, the JVM, the processes that plan the batches
-(of ``nsq`` that is the consumer, too), and the workers that read: once, and with ``-m slow`` again
-and again.
+Streams double nothing either. One stream reads the topic, another one its archive by
+``nsq to-file``. The archiver, the driver, the JVM, the processes that plan the batches (which
+consume, in ``nsq``) and the workers that read are killed: once, and repeatedly with ``-m slow``.
 
-A replay loses nothing, and doubles little, which it says: what nsqd had taken and the ledger did
-not know yet, at most a window of unconfirmed batches for each task that was cut off. Between Spark
-and nsqd is a proxy that holds back what is sent after a part of it, so that a kill meets tasks in
-the middle of their work, however slow this test or quick the replay is.
+A replay loses nothing, and reports how many messages it may have doubled: messages that nsqd had
+stored and the ledger had not recorded yet, at most a window of unconfirmed batches for each
+interrupted task. Between Spark and nsqd, a proxy pauses after a part of the data, so that a kill
+interrupts tasks in the middle of their work, however slow this test or quick the replay is.
 """
 
 import os
@@ -65,7 +64,7 @@ def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
 
 
 def wait_for(process: subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
-    """Wait until something holds, while a process must not end."""
+    """Wait until a condition is true, while the process must not end."""
     wait_until(lambda: process.poll() is not None or condition(), what="it", timeout_s=DEADLINE_S)
     assert process.poll() is None, process.communicate()
 
@@ -85,10 +84,10 @@ def test_ingestion_through_kills(
     in_background: Callable[..., Future[None]],
     tmp_path: Path,
 ) -> None:
-    """``nsq spark ingest`` itself: of a topic the consumer dies, of an archive the driver.
+    """``nsq spark ingest`` of a topic loses its consumer, that of an archive its driver.
 
-    The JVM of that driver is halted, as if it were slow to end: until it has ended nobody else may
-    take the files of its last batch for leftovers.
+    The JVM of that driver is stopped, as if it were slow to end: until it has ended, no other run
+    may treat the files of its last batch as leftovers.
     """
     messages = 3_000
     archive, lakes = tmp_path / "in", tmp_path / "lakes"
@@ -148,11 +147,13 @@ def test_ingestion_through_kills(
 
 
 def kill_one(driver: subprocess.Popen[bytes], what: str) -> None:
-    """Kill a process of a kind. Of workers not the one that forks them: Spark waits for it without
-    end. Nothing may outlive the driver."""
-    family = [driver.pid, *(each.pid for each in descendants(driver.pid))]
-    found = {pid: parent for pid, parent, _ in descendants(driver.pid, what)}
-    victims = [pid for pid, parent in found.items() if what != WORKER or parent in found]
+    """Kill a process of a kind, and check that none outlives the driver.
+
+    The process that forks the workers is spared, because Spark would wait for it forever.
+    """
+    family = [driver.pid, *(process.pid for process in descendants(driver.pid))]
+    parents = {pid: parent for pid, parent, _ in descendants(driver.pid, what)}
+    victims = [pid for pid, parent in parents.items() if what != WORKER or parent in parents]
     kill(driver.pid if what == DRIVER else (victims or family)[-1])
     if what != WORKER:
         driver.wait(DEADLINE_S)
@@ -169,7 +170,7 @@ def test_ingestion_through_many_kills(
     spark_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """In the bucket are output and checkpoint; of the JVM's file systems only s3a is used then."""
+    """A bucket has the output and the checkpoint, and the JVM uses no file system but s3a."""
     messages, archive = 40_000, tmp_path / "in"
     lake, env = str(tmp_path), spark_env
     if source == "bucket":
@@ -192,20 +193,20 @@ def test_ingestion_through_many_kills(
         return len(list(parse_place(f"{lake}/cp/commits").list()))
 
     for victim in [WORKER, PLANNER, JVM, DRIVER] * 2:
-        before = commits()
+        committed = commits()
         driver = spawn_nsq([*command, "--trigger", "0s"], env)
-        wait_for(driver, lambda n=before: commits() > n + 2)  # type: ignore[misc]
+        wait_for(driver, lambda n=committed: commits() > n + 2)  # type: ignore[misc]
         kill_one(driver, victim)
         if victim == WORKER:
-            before = commits()
-            wait_for(driver, lambda n=before: commits() > n + 1)  # type: ignore[misc]
+            committed = commits()
+            wait_for(driver, lambda n=committed: commits() > n + 1)  # type: ignore[misc]
             kill_one(driver, DRIVER)
     last = spawn_nsq([*command, "--once", "--max-rows-per-trigger", "5000"], env)
     _, err = last.communicate(timeout=DEADLINE_S)
 
     assert last.returncode == 0, err.decode()
     out = parse_place(f"{lake}/out")
-    files = [each.name for each in out.list() if each.name.endswith(".parquet")]
+    files = [file.name for file in out.list() if file.name.endswith(".parquet")]
     check((parquet.read_table(BytesIO(out.read(name))) for name in files), messages)
 
 
@@ -216,7 +217,7 @@ WINDOW = SLOTS * (MAX_OUTSTANDING + 2) * BATCH_ROWS
 
 
 def write_input(folder: Path, count: int) -> None:
-    """Archives of bodies that compress badly, for there shall be several partitions."""
+    """Write archives of bodies that compress badly, so that there are several partitions."""
     dice = random.Random(count)
     folder.mkdir()
 
@@ -231,19 +232,19 @@ def write_input(folder: Path, count: int) -> None:
 
 def workers(driver: subprocess.Popen[bytes]) -> list[int]:
     """The Python processes that run tasks: the children of the daemon that forks them."""
-    found = descendants(driver.pid, WORKER)
-    daemons = {process.pid for process in found}
-    return [process.pid for process in found if process.parent in daemons]
+    processes = descendants(driver.pid, WORKER)
+    daemons = {process.pid for process in processes}
+    return [process.pid for process in processes if process.parent in daemons]
 
 
 def command_and_jvm(driver: subprocess.Popen[bytes]) -> list[int]:
-    """All but the workers, which publish on for a moment, then end by themselves."""
+    """All processes except the workers, which publish for another moment and then end."""
     java = [process.pid for process in descendants(driver.pid, JVM)]
     return [driver.pid, *java] if java else []
 
 
 @pytest.mark.parametrize(("count", "runs", "kills_in_a_run"), [(40_000, 1, 1), slow(400_000, 5, 3)])
-def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
+def test_a_killed_replay_loses_nothing_and_reports_doubles(
     count: int,
     runs: int,
     kills_in_a_run: int,
@@ -254,7 +255,7 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     spark_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """``runs`` are killed, and the one after them is not."""
+    """``runs`` runs are killed, and the last run is not."""
     write_input(tmp_path / "in", count)
     nsqd = go_nsqd()
     nsqd.create_topic("clicks")
@@ -269,8 +270,8 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
         proxy.pause_after(TO_SERVER, step)
         driver = spawn_nsq(args, spark_env)
         for victims in kills:
-            # nsqd has been sent another part (by workers of the driver before, it may be: these are
-            # not there yet then), and the tasks wait for its answers
+            # another part was sent to nsqd (maybe by workers of the previous driver, so the victims
+            # must exist as well), and the tasks wait for its answers
             wait_for(driver, lambda d=driver, v=victims: proxy.is_paused(TO_SERVER) and v(d))
             for pid in victims(driver):
                 kill(pid)
@@ -282,7 +283,7 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     assert last.status == 0, last.err
     assert last.out == b"topic\tmessages\nclicks\t%d\n" % count
     depth = nsqd.depth("clicks")
-    found = {body[:7] for body in bodies_in(nsqd, "clicks", depth)}
-    assert found == {b"%07d" % n for n in range(count)}
-    said = re.search(r"up to (\d+) twice", last.err)
-    assert depth - count <= (int(said[1]) if said else 0) <= runs * len(kills) * WINDOW
+    replayed = {body[:7] for body in bodies_in(nsqd, "clicks", depth)}
+    assert replayed == {b"%07d" % n for n in range(count)}
+    reported = re.search(r"up to (\d+) twice", last.err)
+    assert depth - count <= (int(reported[1]) if reported else 0) <= runs * len(kills) * WINDOW

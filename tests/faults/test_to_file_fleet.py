@@ -1,4 +1,4 @@
-"""``nsq to-file`` with hundreds of topics: few descriptors, killed, and restarts of everything.
+"""``nsq to-file`` with hundreds of topics: descriptors, kills and restarts of all daemons.
 
 The long forms run with ``-m slow``: 1,000 topics, ten kills of 200 topics, two minutes of restarts.
 """
@@ -46,7 +46,7 @@ class Fleet:
         return self.process
 
     def fill(self, topics: int, messages: int) -> list[bytes]:
-        """Publish messages that all differ to so many topics, which nsqlookupd then has."""
+        """Publish distinct messages to a number of topics, and wait until nsqlookupd lists them."""
         published = []
         for topic in [f"orders{number:04d}" for number in range(topics)]:
             bodies = [b"%s %06d" % (topic.encode(), number) for number in range(messages)]
@@ -57,16 +57,16 @@ class Fleet:
         return published
 
     def wait_for_topics(self, count: int) -> None:
-        known = self.lookupd.json
-        wait_until(lambda: len(known("/topics")["topics"]) == count, what="topics", timeout_s=60)
+        request = self.lookupd.json
+        wait_until(lambda: len(request("/topics")["topics"]) == count, what="topics", timeout_s=60)
 
     def channels(self, nsqd: GoNsqd) -> list[dict[str, int]]:
-        return [each for topic in nsqd.stats()["topics"] or () for each in topic["channels"]]
+        return [channel for topic in nsqd.stats()["topics"] or () for channel in topic["channels"]]
 
     def left(self, nsqd: GoNsqd | None = None) -> int:
-        """What is not archived yet, of all topics."""
+        """Count the messages of all topics that are not archived yet."""
         counts = ("depth", "in_flight_count", "deferred_count")
-        return sum(each[name] for each in self.channels(nsqd or self.nsqd) for name in counts)
+        return sum(channel[name] for channel in self.channels(nsqd or self.nsqd) for name in counts)
 
     def wait_until_archived(self, nsqd: GoNsqd | None = None) -> None:
         def is_empty() -> bool:
@@ -77,7 +77,7 @@ class Fleet:
 
     def wait_for_consumers(self) -> None:
         def clients() -> list[int]:
-            return [each["client_count"] for each in self.channels(self.nsqd)]
+            return [channel["client_count"] for channel in self.channels(self.nsqd)]
 
         wait_until(lambda: min(clients(), default=0), what="the archiver", timeout_s=DEADLINE_S)
 
@@ -102,7 +102,7 @@ def test_a_fleet_needs_few_threads_and_megabytes(fleet: Fleet, topics: int, memo
 
     proc = Path(f"/proc/{process.pid}")
     for what, most in (("fd", topics + 20), ("task", 8)):  # a connection each; three would do
-        wait_until(  # those that connect end when they are not needed any more
+        wait_until(  # threads that connect end after their work
             lambda: len(os.listdir(proc / what)) <= most,  # noqa: B023
             what=f"<= {most} in {what}",
             timeout_s=20,
@@ -114,7 +114,7 @@ def test_a_fleet_needs_few_threads_and_megabytes(fleet: Fleet, topics: int, memo
 
 
 @pytest.mark.parametrize("room", [12, 0])
-def test_topics_beyond_the_limit_of_open_files_are_named_and_the_others_are_archived(
+def test_topics_beyond_the_limit_of_open_files_are_reported(
     fleet: Fleet, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     published = fleet.fill(8, 5)
@@ -127,10 +127,10 @@ def test_topics_beyond_the_limit_of_open_files_are_named_and_the_others_are_arch
     assert "nsq: error: the limit of open files is too low to archive" in result.err
     assert "hint: Raise it: ulimit -n" in result.err
     assert ("even one topic" if not room else "orders0007 as well") in result.err
-    found = fleet.archived() if room else []
-    assert_each_once(found, published[: len(found)])
-    assert fleet.left() == len(published) - len(found)
-    assert bool(found) == bool(room)
+    archived = fleet.archived() if room else []
+    assert_each_once(archived, published[: len(archived)])
+    assert fleet.left() == len(published) - len(archived)
+    assert bool(archived) == bool(room)
 
 
 @pytest.mark.parametrize(("topics", "messages", "kills"), [(40, 100, 2), slow(200, 1000, 10)])
@@ -147,8 +147,10 @@ def test_a_fleet_survives_kills(fleet: Fleet, topics: int, messages: int, kills:
 
 
 @pytest.mark.parametrize("seconds", [6, slow(120)])
-def test_restarts_and_deletions_lose_and_double_nothing(fleet: Fleet, seconds: int) -> None:
-    """What a deletion discards is counted apart: as much as was in the channel, and no more."""
+def test_restarts_and_deletions_neither_lose_nor_double_messages(
+    fleet: Fleet, seconds: int
+) -> None:
+    """A deletion discards at most the messages of the channel, which are counted separately."""
     rng, nsqd = random.Random(7), fleet.nsqd
     steady = [f"orders-steady-{number}" for number in range(5)]
     deleted = [f"orders-deleted-{number}" for number in range(3)]
@@ -161,56 +163,58 @@ def test_restarts_and_deletions_lose_and_double_nothing(fleet: Fleet, seconds: i
 
     def publish() -> None:
         for topic, bodies in confirmed.items():
-            more = [b"%s %d" % (topic.encode(), len(bodies) + each) for each in range(3)]
-            nsqd.publish(topic, *more)
-            bodies += more
+            batch = [b"%s %d" % (topic.encode(), len(bodies) + index) for index in range(3)]
+            nsqd.publish(topic, *batch)
+            bodies += batch
 
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         for _ in range(rng.randrange(10, 60)):
             publish()
             time.sleep(0.01)
-        what = rng.choice(["nsqlookupd", "nsqd", "delete", "delete"])
-        if what == "delete":
+        target = rng.choice(["nsqlookupd", "nsqd", "delete", "delete"])
+        if target == "delete":
             topic = rng.choice(deleted)
-            there = nsqd.topic_stats(topic)
-            queues = [each["depth"] + each["in_flight_count"] for each in there["channels"]]
-            discarded[topic] += there["depth"] + sum(queues)
+            stats = nsqd.topic_stats(topic)
+            queues = [
+                channel["depth"] + channel["in_flight_count"] for channel in stats["channels"]
+            ]
+            discarded[topic] += stats["depth"] + sum(queues)
             nsqd.post("/topic/delete", topic=topic)
         else:
-            daemon = fleet.lookupd if what == "nsqlookupd" else nsqd
+            daemon = fleet.lookupd if target == "nsqlookupd" else nsqd
             daemon.stop()
             daemon.start()
-    publish()  # which gives each topic that was deleted back
+    publish()  # which recreates each deleted topic
     nsqd.stop()
-    nsqd.start()  # so that nsqlookupd hears of all topics now, and not at the next heartbeat
+    nsqd.start()  # so that it registers all topics now, and not at the next heartbeat
     fleet.wait_for_topics(9)
     fleet.wait_for_consumers()
     fleet.wait_until_archived()
-    said = ended(fleet.process)
+    log = ended(fleet.process)
 
-    found = Counter(fleet.archived())
-    assert [body for body, times in found.items() if times > 1] == [], "messages were doubled"
+    archived = Counter(fleet.archived())
+    assert [body for body, times in archived.items() if times > 1] == [], "messages were doubled"
     for topic in steady:
-        assert set(confirmed[topic]) - set(found) == set(), f"lost\n{said}"
+        assert set(confirmed[topic]) - set(archived) == set(), f"lost\n{log}"
     for topic in deleted:
-        missing = set(confirmed[topic]) - set(found)
-        assert len(missing) <= discarded[topic], f"lost\n{said}"
-    assert "Traceback" not in said
+        missing = set(confirmed[topic]) - set(archived)
+        assert len(missing) <= discarded[topic], f"lost\n{log}"
+    assert "Traceback" not in log
     everything = {body for bodies in confirmed.values() for body in bodies}
-    assert set(found) <= everything | {b"orders0000 000000"}
-    assert found
+    assert set(archived) <= everything | {b"orders0000 000000"}
+    assert archived
 
 
 @pytest.fixture
 def orders(fleet: Fleet) -> Fleet:
-    """With one topic and its channel, which nsqlookupd has."""
+    """A fleet with one topic and its channel, which nsqlookupd lists."""
     fleet.nsqd.create_channel("orders", CHANNEL)
     wait_until(lambda: fleet.lookupd.producers("orders"), what="the topic at nsqlookupd")
     return fleet
 
 
-def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(orders: Fleet) -> None:
+def test_a_restarted_nsqlookupd_without_topics_ends_no_topic(orders: Fleet) -> None:
     orders.start(*SOON)
     orders.wait_for_consumers()
     orders.nsqd.publish("orders", b"before")
@@ -229,22 +233,22 @@ def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(orders: Fleet) -> No
     assert len(orders.archived()) == 2
 
 
-def test_a_further_nsqd_is_found_with_the_topics(orders: Fleet, go_nsqd: MakeNsqd) -> None:
-    """A thousand topics may then ask seldom by themselves."""
-    where = f"-lookupd-tcp-address={orders.lookupd.tcp_address}"
-    other = go_nsqd(where, "-broadcast-address=127.0.0.1")
+def test_a_discovery_of_topics_finds_a_second_nsqd(orders: Fleet, go_nsqd: MakeNsqd) -> None:
+    """So the lookups of a thousand single topics may be rare."""
+    lookupd = f"-lookupd-tcp-address={orders.lookupd.tcp_address}"
+    second = go_nsqd(lookupd, "-broadcast-address=127.0.0.1")
     orders.start("-X", "lookupd_poll_interval=300s")
     orders.nsqd.publish("orders", b"one")
     orders.wait_until_archived()
-    other.create_channel("orders", CHANNEL)
-    other.publish("orders", b"two")
-    orders.wait_until_archived(other)
+    second.create_channel("orders", CHANNEL)
+    second.publish("orders", b"two")
+    orders.wait_until_archived(second)
 
 
-def test_topics_are_found_though_an_nsqlookupd_is_down_and_not_looked_up_one_by_one(
+def test_a_discovery_of_topics_needs_no_lookup_of_each_topic(
     fleet: Fleet, scripted_lookupd: MakeScripted, run_nsq: RunNsq
 ) -> None:
-    """The discovery has just got the list of all nsqd with their topics."""
+    """The discovery already has the list of all nsqd with their topics."""
     published, lookupd = fleet.fill(5, 1), scripted_lookupd()
     lookupd.list_nsqd(fleet.nsqd.tcp_address)
     topics = ["clicks", *fleet.lookupd.json("/topics")["topics"]]
@@ -257,14 +261,14 @@ def test_topics_are_found_though_an_nsqlookupd_is_down_and_not_looked_up_one_by_
     assert result.status == 0, result.err
     assert_each_once(fleet.archived(), published)
     assert len(fleet.nsqd.stats()["topics"]) == 5
-    assert [each for each in lookupd.requests if each.target.startswith("/lookup")] == []
+    assert [request for request in lookupd.requests if request.target.startswith("/lookup")] == []
 
 
 @pytest.mark.parametrize("runs", [["to-file"], ["to-exec", "--", "/bin/cat"]])
-def test_a_topic_that_is_made_again_is_consumed_again(
+def test_a_recreated_topic_is_consumed_again(
     orders: Fleet, spawn_nsq: SpawnNsq, runs: list[str]
 ) -> None:
-    """One that was named; those of a pattern are deleted above."""
+    """A named topic; the test of deletions above covers the topics of a pattern."""
     place, nsqd = ["--lookupd-http-address", orders.lookupd.http_address], orders.nsqd
     out = ["--output-dir", str(orders.out)] if runs == ["to-file"] else []
     named = ["-t", "orders", "-c", CHANNEL, *place, *SOON, *out]
@@ -273,7 +277,9 @@ def test_a_topic_that_is_made_again_is_consumed_again(
     nsqd.publish("orders", b"before")
     orders.wait_until_archived()
 
-    orders.lookupd.post("/topic/delete", topic="orders")  # first, as nsqadmin: or it sends us back
+    orders.lookupd.post(
+        "/topic/delete", topic="orders"
+    )  # first, as nsqadmin does; otherwise it would list the nsqd again
     nsqd.post("/topic/delete", topic="orders")
     assert any(b"topic orders was deleted; waiting" in line for line in process.stderr)
     assert not nsqd.stats()["topics"]
@@ -282,11 +288,11 @@ def test_a_topic_that_is_made_again_is_consumed_again(
     nsqd.publish("orders", b"after 3")
     orders.wait_until_archived()
 
-    said = ended(process)
-    assert "4 delivered" in said or len(orders.archived()) == 4
+    summary = ended(process)
+    assert "4 delivered" in summary or len(orders.archived()) == 4
 
 
-def test_an_nsqd_that_is_restarted_is_waited_for(
+def test_until_empty_waits_for_a_restarting_nsqd(
     orders: Fleet, in_background: InBackground, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "UNLISTED_S", patience_s(60))
@@ -294,10 +300,10 @@ def test_an_nsqd_that_is_restarted_is_waited_for(
     nsqd.publish("orders", b"one")
     nsqd.stop()
     wait_until(lambda: not lookupd.producers("orders"), what="its nsqd is gone")
-    asked = lookupd.log.count("GET /lookup")
+    lookups = lookupd.log.count("GET /lookup")
 
     def start_once_asked() -> None:
-        wait_until(lambda: lookupd.log.count("GET /lookup") > asked, what="it is asked")
+        wait_until(lambda: lookupd.log.count("GET /lookup") > lookups, what="it is asked")
         nsqd.start()
 
     started = in_background(start_once_asked)
