@@ -1,4 +1,4 @@
-"""The cluster as one thing: who is asked, at which address and how, and what a silent one costs."""
+"""The directory of a cluster: which daemons are asked, at which address, and the cost of a hang."""
 
 import json
 import socket
@@ -24,43 +24,43 @@ from nsqtools.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 
 
-def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster) -> None:
+def test_a_configured_nsqd_is_asked_at_its_configured_address_only(cluster: RunningCluster) -> None:
     first = cluster.nsqds[0]
     port = first.http_address.rpartition(":")[2]
     first.publish("clicks", b"a")
-    given = f"localhost:{port}"  # it announces itself as 127.0.0.1
-    places = ClusterAddresses([given], [lookupd.http_address for lookupd in cluster.lookupds])
+    address = f"localhost:{port}"  # nsqd announces itself as 127.0.0.1
+    places = ClusterAddresses([address], [lookupd.http_address for lookupd in cluster.lookupds])
 
-    with Cluster(places) as asked:
-        addresses = set(asked.ask_nsqds(NsqdHTTPClient.stats)[0])
+    with Cluster(places) as client:
+        addresses = set(client.ask_nsqds(NsqdHTTPClient.stats)[0])
 
-    assert addresses == {given, cluster.nsqds[1].http_address}
+    assert addresses == {address, cluster.nsqds[1].http_address}
 
 
-def test_a_given_nsqd_that_announces_another_http_port_counts_once_under_that_name(
+def test_a_configured_nsqd_with_another_announced_port_counts_once(
     embedded_nsqd: AnyNsqd, lookupd: GoNsqlookupd, proxy_to: ProxyTo
 ) -> None:
     nsqd = embedded_nsqd()
     announced = proxy_to(nsqd.http_address).address
     places = ClusterAddresses([nsqd.http_address], [lookupd.http_address])
-    with RawPeer(lookupd.tcp_address) as peer, Cluster(places) as asked:
+    with RawPeer(lookupd.tcp_address) as peer, Cluster(places) as client:
         peer.identify(broadcast_address="127.0.0.1", http_port=int(announced.rpartition(":")[2]))
-        assert [*asked.ask_nsqds(NsqdHTTPClient.stats)[0]] == [nsqd.http_address]
-        assert asked.names == {nsqd.http_address: announced}
+        assert [*client.ask_nsqds(NsqdHTTPClient.stats)[0]] == [nsqd.http_address]
+        assert client.names == {nsqd.http_address: announced}
 
 
-def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
+def test_a_hanging_nsqd_is_asked_once_and_then_skipped(
     embedded_nsqd: AnyNsqd,
 ) -> None:
     nsqd = embedded_nsqd()
     silent = socket.create_server(("127.0.0.1", 0))
     addresses = ClusterAddresses([f"127.0.0.1:{silent.getsockname()[1]}", nsqd.http_address])
 
-    with silent, Cluster(addresses, HTTPAccess(timeout_s=patience_s(0.5))) as asked:
-        surveys = [asked.ask_nsqds(NsqdHTTPClient.stats) for _ in range(2)]
+    with silent, Cluster(addresses, HTTPAccess(timeout_s=patience_s(0.5))) as client:
+        surveys = [client.ask_nsqds(NsqdHTTPClient.stats) for _ in range(2)]
         silent.accept()[0].close()
         silent.setblocking(False)
-        with pytest.raises(BlockingIOError):  # there was no other question
+        with pytest.raises(BlockingIOError):  # no other request was sent
             silent.accept()
 
     for answers, failures in surveys:
@@ -68,29 +68,29 @@ def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
         assert "no answer in time" in str(failures[0].error)
 
 
-def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: str) -> None:
-    # of a connection, whose time is shorter
+def test_a_timeout_is_forgotten_when_the_daemon_may_be_asked_again(dead_address: str) -> None:
+    # as of a connection, whose timeout is shorter
     wait = Mock(side_effect=DeadlineExceeded("no answer in time"))
-    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=0.01)) as asked:
+    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=0.01)) as client:
         with pytest.raises(DeadlineExceeded):
-            asked.ask_one("left:4151", wait, time.monotonic())
+            client.ask_one("left:4151", wait, time.monotonic())
         time.sleep(0.02)
-        asked.keep_only({})
-        assert not asked._silent
+        client.keep_only({})
+        assert not client._silent
 
 
-def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
+def test_a_web_server_that_is_no_nsqd_is_reported(
     cluster: RunningCluster, http_server: MakeServer
 ) -> None:
     for address in (http_server(404).url, cluster.lookupds[0].http_address):
         with (
-            Cluster(ClusterAddresses([address])) as asked,
+            Cluster(ClusterAddresses([address])) as client,
             pytest.raises(ProtocolError, match="does not answer like nsqd"),
         ):
-            asked.ask_nsqds(NsqdHTTPClient.stats)
+            client.ask_nsqds(NsqdHTTPClient.stats)
 
 
-def test_a_url_without_a_port_is_asked_at_that_of_its_scheme_until_the_cluster_is_closed() -> None:
+def test_a_url_without_a_port_has_the_default_port_of_its_scheme() -> None:
     with Cluster(ClusterAddresses(["http://user:secret@nsqd.example"])) as cluster:
         [address] = cluster.given
         assert address == cluster.nsqd(address).url == "http://nsqd.example"
@@ -98,8 +98,8 @@ def test_a_url_without_a_port_is_asked_at_that_of_its_scheme_until_the_cluster_i
         cluster.ask_nsqds(NsqdHTTPClient.stats)
 
 
-# -- every command asks in one way: over https, with a bearer token, by the address map
-# (nsqlookupd speaks no TLS, so a proxy does it for it)
+# -- all commands connect in the same way: over https, with a bearer token, by the address map
+# (nsqlookupd has no TLS, so a proxy adds it)
 
 ANNOUNCED = "nsqd.internal"
 BODIES = tuple(b"m%d" % number for number in range(5))
@@ -174,41 +174,41 @@ def test_every_command_reaches_the_daemons_over_https_and_by_the_address_map(
         "nodes",
     ],
 )
-def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
+def test_the_secret_is_a_bearer_token_for_nsqlookupd_only_on_request(
     command: str, run_nsq: RunNsq, scripted_lookupd: MakeScripted, tmp_path: Path
 ) -> None:
-    for wanted, bearer in (["--lookupd-authorization"], "Bearer s3cret"), ([], None):
+    for flags, bearer in (["--lookupd-authorization"], "Bearer s3cret"), ([], None):
         lookupd = scripted_lookupd()
         lookupd.answer = {"topics": [], "channels": [], "producers": []}
         words = command.replace("DIRECTORY", str(tmp_path)).split()
-        args = [*words, f"--lookupd-http-address={lookupd.address}", *wanted]
-        said = run_nsq(args, env={"NSQ_AUTH_SECRET": "s3cret"}).err
+        args = [*words, f"--lookupd-http-address={lookupd.address}", *flags]
+        log = run_nsq(args, env={"NSQ_AUTH_SECRET": "s3cret"}).err
 
-        assert {each.headers.get("Authorization") for each in lookupd.requests} == {bearer}
-        assert ("the auth secret goes to http://" in said) == bool(wanted)
+        assert {request.headers.get("Authorization") for request in lookupd.requests} == {bearer}
+        assert ("the auth secret goes to http://" in log) == bool(flags)
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_nsqd_that_announces_an_address_of_ipv6_counts_once_and_is_tombstoned(
+def test_an_nsqd_with_an_ipv6_address_counts_once_and_is_tombstoned(
     host: str, lookupd: GoNsqlookupd, go_nsqd: MakeNsqd
 ) -> None:
     nsqd = registered(go_nsqd, lookupd, host)
-    with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
-        [node] = list_nodes(asked)[0]
+    with Cluster(ClusterAddresses([nsqd.http_address])) as client:
+        [node] = list_nodes(client)[0]
     assert node.tcp_address == f"[::1]:{nsqd.tcp_address.rpartition(':')[2]}"
 
-    with Cluster(ClusterAddresses([nsqd.http_address], [lookupd.http_address])) as asked:
-        answers, failures = asked.ask_nsqds(NsqdHTTPClient.stats)
+    with Cluster(ClusterAddresses([nsqd.http_address], [lookupd.http_address])) as client:
+        answers, failures = client.ask_nsqds(NsqdHTTPClient.stats)
         assert ([*answers], failures) == ([nsqd.http_address], [])
-        plan = plan_tombstone(asked, "payments", nsqd.http_address)
-        apply(asked, plan._replace(steps=plan.steps[:1]))
-    assert [each["tombstones"] for each in lookupd.json("/nodes")["producers"]] == [[True]]
+        plan = plan_tombstone(client, "payments", nsqd.http_address)
+        apply(client, plan._replace(steps=plan.steps[:1]))
+    assert [producer["tombstones"] for producer in lookupd.json("/nodes")["producers"]] == [[True]]
 
 
-def test_an_nsqd_under_two_names_is_one(
+def test_an_nsqd_with_two_names_counts_once(
     run_nsq: RunNsq, lookupd: GoNsqlookupd, go_nsqd: MakeNsqd
 ) -> None:
-    """nsqlookupd keeps the old name of an nsqd that has come back with another."""
+    """nsqlookupd keeps the old name of an nsqd that was restarted with another one."""
     nsqd = registered(go_nsqd, lookupd, "127.0.0.1")
     tcp_port, http_port = (
         int(address.rpartition(":")[2]) for address in (nsqd.tcp_address, nsqd.http_address)
@@ -236,55 +236,55 @@ def test_an_nsqd_under_two_names_is_one(
     assert lookupd.json("/lookup", topic="payments")["producers"] == []
 
 
-def test_an_old_name_of_an_nsqd_is_forgotten_and_what_is_remembered_by_it_counts_once(
+def test_an_old_name_of_an_nsqd_is_an_alias_until_it_unregisters(
     lookupd: GoNsqlookupd, go_nsqd: MakeNsqd
 ) -> None:
     nsqd = registered(go_nsqd, lookupd, "127.0.0.1")
     port = int(nsqd.http_address.rpartition(":")[2])
     old = f"localhost:{port}"
-    with Cluster(ClusterAddresses([], [lookupd.http_address])) as asked:
+    with Cluster(ClusterAddresses([], [lookupd.http_address])) as client:
         samples: dict[str, NsqdHTTPClient] = {}
-        asked.remember(samples)
+        client.remember(samples)
         for _ in range(2):
             peer = RawPeer(lookupd.tcp_address)
             peer.identify(broadcast_address="localhost", http_port=port)
-            assert [*asked.nsqds()[0]] == [nsqd.http_address]
-            assert asked.aliases == {old: nsqd.http_address}
+            assert [*client.nsqds()[0]] == [nsqd.http_address]
+            assert client.aliases == {old: nsqd.http_address}
             peer.leave()
-            assert ([*asked.nsqds()[0]], asked.aliases) == ([nsqd.http_address], {})
-        samples[old] = asked.nsqd(old)  # which samples asked before it had another name
-        assert [each.address for each in list_nodes(asked)[0]] == [nsqd.http_address]
+            assert ([*client.nsqds()[0]], client.aliases) == ([nsqd.http_address], {})
+        samples[old] = client.nsqd(old)  # samples used this address before nsqd had another name
+        assert [node.address for node in list_nodes(client)[0]] == [nsqd.http_address]
 
 
-def test_an_nsqd_that_is_given_and_does_not_answer_is_listed_and_named_once(
+def test_an_unreachable_configured_nsqd_is_listed_and_reported_once(
     lookupd: GoNsqlookupd, dead_address: str
 ) -> None:
     places = ClusterAddresses([dead_address], [lookupd.http_address])
-    with Cluster(places) as asked, RawPeer(lookupd.tcp_address) as nsqd:
+    with Cluster(places) as client, RawPeer(lookupd.tcp_address) as nsqd:
         for is_announced in (False, True):
             if is_announced:
                 port = int(dead_address.rpartition(":")[2])
                 nsqd.identify(broadcast_address="127.0.0.1", http_port=port)
-            nodes, failures = list_nodes(asked)
-            _, failed = asked.ask_nsqds(NsqdHTTPClient.stats, required=False)
-            assert [each.address for each in nodes if each.error] == [dead_address]
+            nodes, failures = list_nodes(client)
+            _, failed = client.ask_nsqds(NsqdHTTPClient.stats, required=False)
+            assert [node.address for node in nodes if node.error] == [dead_address]
             assert failures == []
-            assert [each.address for each in failed] == [dead_address]
+            assert [failure.address for failure in failed] == [dead_address]
 
 
-def test_an_nsqd_that_is_given_is_connected_to_there_unless_it_is_in_the_address_map(
+def test_clients_connect_to_a_configured_nsqd_unless_the_address_map_has_it(
     go_nsqd: MakeNsqd,
 ) -> None:
     nsqd = go_nsqd("-broadcast-address=nsqd.invalid")
     place = ClusterAddresses([nsqd.http_address])
     mapped = HTTPAccess(address_map={"nsqd.invalid": "10.0.0.1:1"})
     for access, address in ((HTTPAccess(), nsqd.tcp_address), (mapped, "10.0.0.1:1")):
-        with Cluster(place, access) as asked:
-            info = asked.nsqd(nsqd.http_address).info()
-            assert asked.tcp_address(nsqd.http_address, info) == address
+        with Cluster(place, access) as client:
+            info = client.nsqd(nsqd.http_address).info()
+            assert client.tcp_address(nsqd.http_address, info) == address
 
 
-def test_how_long_a_daemon_may_take_is_one_option_of_every_command(
+def test_timeout_limits_requests_to_daemons_in_every_command(
     run_nsq: RunNsq, lookupd: GoNsqlookupd, proxy_to: ProxyTo, tmp_path: Path
 ) -> None:
     slow = proxy_to(lookupd.http_address)

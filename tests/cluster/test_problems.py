@@ -1,4 +1,4 @@
-"""Seeded faults on a real nsqd: how each is judged, and that its remedy helps and loses nothing."""
+"""Seeded faults on a real nsqd: the diagnosis of each, and a remedy that loses no message."""
 
 import json
 import re
@@ -35,7 +35,7 @@ COUNT = 30
 
 
 class Stage:
-    """A topic ``t`` and its channel ``c`` on one nsqd, and what a consumer holds and has finished.
+    """A topic ``t`` and its channel ``c`` on one nsqd, and a consumer with its messages.
 
     Each step of a fault or of a remedy is a method, with numbers.
     """
@@ -59,10 +59,13 @@ class Stage:
         self._first = self._sampler.sample()
 
     def judge(self, window_s: float = 10.0) -> dict[Fault, Problem]:
-        """Judge what happened since `look`, as if that was ``window_s`` ago."""
+        """Diagnose the changes since `look`, as if that was ``window_s`` ago."""
         now = self._sampler.sample()
         earlier = EarlierTotals(comparable_totals(self._first, now), window_s)
-        return {each.fault: each for each in find_problems(now, earlier, Bounds(behind_depth=5))}
+        return {
+            problem.fault: problem
+            for problem in find_problems(now, earlier, Bounds(behind_depth=5))
+        }
 
     def channel(self) -> None:
         self.nsqd.create_channel("t", self._channel)
@@ -86,7 +89,7 @@ class Stage:
         self.nsqd.post(f"/topic/{'' if is_paused else 'un'}pause", topic="t")
 
     def consume(self, ready: int, msg_timeout: int = 0) -> None:
-        """Connect a consumer; what was held is lost to it."""
+        """Connect a consumer; it cannot answer messages of the previous one."""
         self.held.clear()
         self.client = self._stack.enter_context(RawClient(self.nsqd.tcp_address))
         if msg_timeout:
@@ -110,7 +113,7 @@ class Stage:
             self.hold(1)
 
     def wait(self) -> None:
-        """Wait until nsqd has worked off what was finished."""
+        """Wait until nsqd has processed all finished messages."""
         self._wait_for("in_flight_count", len(self.held))
 
     def time_out(self, count: int) -> None:
@@ -118,7 +121,7 @@ class Stage:
         self._wait_for("timeout_count", count)
 
     def answer(self) -> None:
-        """Finish whatever is delivered, until all of it was."""
+        """Finish deliveries until all messages are finished."""
         self.ready(1000)
         self.finish()
         while self.finished < self.published:
@@ -142,7 +145,7 @@ START = "consume 30, answer"
 RESTART = "stop, consume 30, answer"
 SLOW = "channel, publish, consume 1, hold 1, look, finish, hold 1"
 S, W, N = CRITICAL, WARNING, NOTE
-# what happens, how it is judged, and what the remedy names
+# the fault, its diagnosis, and the steps of its remedy
 FAULTS = {
     "RDY 0": ("channel, publish, consume 0, look", Fault.STUCK, S, "30 waiting; 0 finished", START),
     "hangs": (f"{HOLDS}, look", Fault.HANGS, S, "0 waiting, 30 in flight; 0 finished", "answer"),
@@ -207,7 +210,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.parametrize(
     ("seed", "kind", "severity", "words", "remedy"), FAULTS.values(), ids=FAULTS
 )
-def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
+def test_the_remedy_of_a_fault_fixes_it_without_losing_messages(
     seed: str,
     kind: Fault | None,
     severity: Severity,
@@ -218,9 +221,9 @@ def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
 ) -> None:
     stage = Stage(any_nsqd(), stack)
     stage.do(seed)
-    found = stage.judge()
-    assert [*found] == [kind] * (kind is not None)
-    for problem in found.values():
+    problems = stage.judge()
+    assert [*problems] == [kind] * (kind is not None)
+    for problem in problems.values():
         assert (problem.severity, words in problem.text) == (severity, True), problem
     if kind is Fault.MAY_HANG:
         assert [*stage.judge(60.0)] == [Fault.HANGS]
@@ -230,7 +233,7 @@ def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
     assert stage.finished == stage.published
 
 
-def test_what_restarts_an_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: ExitStack) -> None:
+def test_a_restart_of_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: ExitStack) -> None:
     nsqd = any_nsqd()
     stage = Stage(nsqd, stack)
     stage.do("channel, publish, look")
@@ -242,7 +245,7 @@ def test_what_restarts_an_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: Exit
     assert nsqd.depth("t", "c") == COUNT
 
 
-def test_a_tcp_port_that_is_asked_over_http_is_named(embedded_nsqd: AnyNsqd) -> None:
+def test_a_tcp_port_used_for_http_is_reported(embedded_nsqd: AnyNsqd) -> None:
     nsqd = embedded_nsqd()
     addresses = ClusterAddresses([nsqd.http_address], [nsqd.tcp_address])
     with Cluster(addresses, HTTPAccess()) as cluster:
@@ -269,18 +272,18 @@ def full_nsqd(small_disk: Path, serve: Serve) -> GoNsqd:
 
 @pytest.mark.real_nsqd
 @pytest.mark.parametrize("small_disk", ["512k"], indirect=True)
-def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
+def test_a_full_disk_allows_no_change_that_loses_messages(
     full_nsqd: GoNsqd, embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
-    nsqd, other = full_nsqd, embedded_nsqd()
-    other.create_channel("t", "c")
+    nsqd, second = full_nsqd, embedded_nsqd()
+    second.create_channel("t", "c")
     at = f"--nsqd-http-address={nsqd.http_address}"
     (tmp_path / "wanted").write_text('topics."big".channels = ["keep"]\n')
     consume = ["-t", "big", "-c", "keep", *nsqd.options]
     depth = nsqd.depth("big")
 
     problems = json.loads(run_nsq(["check", at, "--window=0", "--json"]).out)["problems"]
-    remedies = {(each["kind"], each["topic"]): each["remedy"] for each in problems}
+    remedies = {(problem["kind"], problem["topic"]): problem["remedy"] for problem in problems}
     assert "do not restart it, create channels or unpause" in remedies["not well", None]
     for key in (("no channels", "big"), ("paused", "held")):
         assert remedies[key].startswith(f"First make room on the disk of {nsqd.http_address}")
@@ -290,8 +293,8 @@ def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
         f"topology apply {tmp_path / 'wanted'} {at}": "make room on its disk first",
         f"topic unpause held {at}": "make room on its disk first",
         f"topic create new {at}": "make room on its disk first",
-        f"drain {nsqd.http_address} --to {other.http_address} --dry-run": "big has no channel",
-        f"drain {other.http_address} --to {nsqd.http_address} --yes": "make room on its disk",
+        f"drain {nsqd.http_address} --to {second.http_address} --dry-run": "big has no channel",
+        f"drain {second.http_address} --to {nsqd.http_address} --yes": "make room on its disk",
         f"to-file {' '.join(consume)} --output-dir {tmp_path}": "drop",
         f"to-exec {' '.join(consume)} -- true": "drop",
         f"tail {' '.join(consume)} --force": "drop",
@@ -301,7 +304,7 @@ def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
         assert (result.status != 0, reason in result.err) == (True, True), (command, result)
     assert (nsqd.depth("big"), nsqd.channels("big"), nsqd.depth("held")) == (depth, [], 40)
 
-    # what a remedy does name: consumers, and later, with room, the channel and the topic
+    # remedies that are safe: consumers, and later, with free space, the channel and the topic
     with RawClient(nsqd.tcp_address) as consumer:
         consumer.subscribe("t", "c", ready=40)
         messages = consumer.read_messages(40)
@@ -310,7 +313,7 @@ def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
     subprocess.run(["mount", "-o", "remount,size=8m", nsqd.data_path], check=True)
     nsqd.publish("big", b"x")  # the first write that succeeds makes nsqd well again
     problems = json.loads(run_nsq(["check", at, "--window=0", "--json"]).out)["problems"]
-    assert Fault.NO_CHANNELS.remedy in {each["remedy"] for each in problems}
+    assert Fault.NO_CHANNELS.remedy in {problem["remedy"] for problem in problems}
     assert run_nsq(f"channel create big keep {at}".split()).status == 0
     assert run_nsq(f"topic unpause held {at}".split()).status == 0
     wait_until(lambda: nsqd.depth("big", "keep") == depth + 1, what="all are in the channel")
@@ -322,7 +325,7 @@ def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
     assert "failed to put msg" not in nsqd.log
 
 
-def test_a_step_of_the_clock_is_no_window() -> None:
+def test_a_step_of_the_clock_does_not_change_the_window() -> None:
     past = RecentTotals()
     past.add(Sample(1000.0, [], [], (), (), at_s=5.0))
     earlier = past.before(Sample(1060.0, [], [], (), (), at_s=6.0))
@@ -330,27 +333,29 @@ def test_a_step_of_the_clock_is_no_window() -> None:
     assert earlier.ago_s == 1.0
 
 
-def test_a_channel_that_one_nsqd_lacks_is_created_there_and_gets_what_waits(
+def test_a_channel_missing_on_one_nsqd_gets_the_messages_of_the_topic(
     cluster: RunningCluster, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     first, second = cluster.nsqds
-    wanted = tmp_path / "wanted"
-    wanted.write_text('topics."t".channels = ["c"]\n')
-    second.create_topic("t")  # before nsqlookupd knows a channel of it
+    topology = tmp_path / "wanted"
+    topology.write_text('topics."t".channels = ["c"]\n')
+    second.create_topic("t")  # before nsqlookupd lists a channel of it
     second.publish("t", *[b"x"] * COUNT)
     first.create_channel("t", "c")
 
     def judge(*options: str) -> dict[str, str]:
-        found = run_nsq(["check", "--window=0", "--json", *cluster.nsqd_options, *options])
-        return {each["kind"]: each["remedy"] for each in json.loads(found.out)["problems"]}
+        result = run_nsq(["check", "--window=0", "--json", *cluster.nsqd_options, *options])
+        return {
+            problem["kind"]: problem["remedy"] for problem in json.loads(result.out)["problems"]
+        }
 
-    assert "nsq topology apply" in judge(f"--expect={wanted}")["lacking"]
+    assert "nsq topology apply" in judge(f"--expect={topology}")["lacking"]
     assert "nsq channel create" in judge()["channel missing"]
-    run_nsq(["topology", "apply", str(wanted), *cluster.nsqd_options])
+    run_nsq(["topology", "apply", str(topology), *cluster.nsqd_options])
     with RawClient(first.tcp_address) as elsewhere, RawClient(second.tcp_address) as consumer:
         elsewhere.subscribe("t", "c", ready=1)
-        found = judge(f"--expect={wanted}")
-        assert {*found} == {"no consumers there"}
+        remedies = judge(f"--expect={topology}")
+        assert {*remedies} == {"no consumers there"}
         consumer.subscribe("t", "c", ready=COUNT)
         consumer.finish(consumer.read_messages(COUNT))
         wait_until(lambda: not judge(), what="all are finished")

@@ -1,4 +1,4 @@
-"""Rows and rates: what is summed, what is divided by which time, and when there is no rate."""
+"""Rows and rates: sums, the interval of a rate, and queues without a rate."""
 
 import json
 from dataclasses import replace
@@ -31,33 +31,33 @@ MOVED["timed_out"] = 10
 @pytest.mark.parametrize(
     ("before", "changed", "expected"),
     [
-        # in 2 s 200 came and 40 came back; 70 more wait: 170 were sent; 10 more are in flight
+        # in 2 s: 200 published, 40 returned, 70 more pending, so 170 sent; 10 more in flight
         (ROW, MOVED, (100, 85, 60, 20)),
-        # what returns to the queue makes no rate negative
+        # messages that return to the queue make no rate negative
         (ROW, {"depth": 15, "in_flight": 0, "timed_out": 5}, (0, 0, 0, 2.5)),
-        # what is emptied without consumers is not finished
+        # messages of a queue emptied without consumers are not finished
         (IDLE, {"depth": 0, "messages": 110}, (5, 0, 0, 0)),
-        # a counter that went back gives no rate
+        # a counter that decreased has no rate
         (ROW, {"messages": 99}, None),
         (ROW, {"requeued": -1}, None),
     ],
 )
-def test_rates_are_over_the_time_that_passed_and_count_what_was_finished(
+def test_rates_cover_the_elapsed_time_and_count_finished_messages(
     before: QueueRow, changed: dict[str, Any], expected: tuple[float, ...] | None
 ) -> None:
     rates = rates_between(before, replace(before, **changed), 2.0)
 
-    found = rates and (rates.ingress, rates.egress, rates.finish, rates.requeue)
-    assert found == expected
+    values = rates and (rates.ingress, rates.egress, rates.finish, rates.requeue)
+    assert values == expected
 
 
 def answer(start_time: int = 1, **topics: Any) -> dict[str, Any]:
-    """An answer with these topics, each with so many messages in itself and its channel."""
-    found = []
+    """Statistics of topics with the given numbers of messages, each with one channel."""
+    entries = []
     for name, count in topics.items():
         channel = {"channel_name": "arch", "message_count": count, "depth": count // 2}
-        found.append({"topic_name": name, "message_count": count, "channels": [channel]})
-    return {"start_time": start_time, "topics": found}
+        entries.append({"topic_name": name, "message_count": count, "channels": [channel]})
+    return {"start_time": start_time, "topics": entries}
 
 
 def as_sent(document: dict[str, Any]) -> bytes:
@@ -71,15 +71,15 @@ ANSWERS = st.lists(
 
 
 @given(ANSWERS)
-def test_answers_that_are_read_only_where_they_changed_have_the_same_rows_and_rates(
+def test_parsing_only_changed_topics_gives_the_same_rows_and_rates(
     sequence: list[tuple[int, dict[str, int]]],
 ) -> None:
-    reader, meter, other = StatsReader(), RateMeter(0.5), RateMeter()
+    reader, meter, full_meter = StatsReader(), RateMeter(0.5), RateMeter()
     for at_s, (start_time, topics) in enumerate(sequence):
         document = answer(start_time, **topics)
-        whole = NodeReport("a:1", float(at_s), read_stats(document))
+        full = NodeReport("a:1", float(at_s), read_stats(document))
         quick = NodeReport("a:1", float(at_s), reader.read(as_sent(document), json.loads))
-        assert meter.measure(quick) == other.measure(whole)
+        assert meter.measure(quick) == full_meter.measure(full)
 
 
 class Reading:
@@ -98,7 +98,7 @@ class Reading:
         return row.rates and row.rates.ingress
 
 
-def test_a_restart_is_noticed_even_when_the_counters_are_higher() -> None:
+def test_a_restart_is_noticed_even_if_the_counters_are_higher() -> None:
     reading = Reading()
     reading.read(answer(a=100), 10.0)
 
@@ -109,10 +109,10 @@ def test_a_restart_is_noticed_even_when_the_counters_are_higher() -> None:
     assert [row.rates.ingress for row in later if row.rates] == [50, 50]
 
 
-def test_a_topic_that_does_not_change_has_its_rows_again_until_it_is_gone() -> None:
+def test_an_unchanged_topic_keeps_its_rows_until_it_is_deleted() -> None:
     reading = Reading()
     for at_s in (0.0, 1.0):
-        rows = reading.read(answer(a=10, last=0), at_s)  # the last is always read
+        rows = reading.read(answer(a=10, last=0), at_s)  # the last topic is always read
     assert all(row.rates is not None and row.rates.ingress == 0 for row in rows)
     again = reading.read(answer(a=10, last=0), 2.0)
     assert all(one is other for one, other in zip(rows, again, strict=True))
@@ -120,7 +120,7 @@ def test_a_topic_that_does_not_change_has_its_rows_again_until_it_is_gone() -> N
     assert list(reading._meter._topics) == ["a"]
 
 
-def test_answers_close_together_keep_the_rates_they_had() -> None:
+def test_answers_in_quick_succession_keep_the_previous_rates() -> None:
     reading = Reading()
     assert reading.rate(answer(a=10), 1.0) is None
     assert reading.rate(answer(a=500), 1.1) is None
@@ -131,20 +131,20 @@ def test_answers_close_together_keep_the_rates_they_had() -> None:
     assert reading.rate(answer(a=40), 3.1) == 20
 
 
-def test_sums_are_those_of_totals_and_made_again_only_where_a_row_changed() -> None:
+def test_sums_equal_totals_and_are_renewed_only_for_changed_rows() -> None:
     sums = SumReader()
-    one, other = Reading("a:1"), Reading("b:1")
-    before: list[QueueRow] = []
-    now: list[QueueRow] = []
+    first, second = Reading("a:1"), Reading("b:1")
+    previous: list[QueueRow] = []
+    current: list[QueueRow] = []
     for at_s in range(4):
-        rows = one.read(answer(a=10, b=at_s), at_s) + other.read(answer(a=5), at_s)
-        before, now = now, sums.totals(rows)
-        assert now == totals(rows)
-    same = {row.key for row, earlier in zip(now, before, strict=True) if row is earlier}
+        rows = first.read(answer(a=10, b=at_s), at_s) + second.read(answer(a=5), at_s)
+        previous, current = current, sums.totals(rows)
+        assert current == totals(rows)
+    same = {row.key for row, earlier in zip(current, previous, strict=True) if row is earlier}
     assert same == {("", "a", ""), ("", "a", "arch")}
 
 
-def test_totals_sum_counts_and_known_rates_and_take_the_worst_latency() -> None:
+def test_totals_have_summed_counts_and_rates_and_the_worst_latency() -> None:
     rates = rates_between(ROW, replace(ROW, messages=150), 1.0)
     rows = [
         replace(ROW, rates=rates, latency=((0.99, 2.0), (0.5, 0.1))),
@@ -159,7 +159,7 @@ def test_totals_sum_counts_and_known_rates_and_take_the_worst_latency() -> None:
     assert total.rates == rates
 
 
-def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> None:
+def test_an_incomplete_answer_is_read_and_a_malformed_one_refused() -> None:
     stats = read_stats({"topics": [{"topic_name": "clicks", "depth": "many", "channels": None}]})
 
     [topic] = stats.topics or ()
@@ -169,12 +169,15 @@ def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> Non
     assert (row.depth, row.memory) == (0, 0)
     assert not read_stats({"topics": None}).topics
     for topics in ("x", [1, None, {}], [{"topic_name": 7}]):
-        assert all(each.topic_name == "" for each in read_stats({"topics": topics}).topics or ())
+        assert all(
+            topic_stats.topic_name == ""
+            for topic_stats in read_stats({"topics": topics}).topics or ()
+        )
     with pytest.raises(ProtocolError):
         read_stats(["clicks"])
 
 
-def test_numbers_are_sorted_from_the_top_and_the_unknown_is_last() -> None:
+def test_rows_are_sorted_by_descending_numbers_with_unknown_ones_last() -> None:
     measured = replace(ROW, topic="b", rates=rates_between(ROW, ROW, 1.0))
     deep = replace(ROW, topic="c", depth=11)
 

@@ -1,4 +1,4 @@
-"""Samples that no slow nsqd delays and in which none is lost, and rates of consumers."""
+"""Samples that no slow nsqd delays and that lose no nsqd, and rates of consumers."""
 
 import os
 import threading
@@ -39,21 +39,21 @@ def sampling(*addresses: str) -> Iterator[Sampler]:
         yield Sampler(cluster, SampleFilter(), interval_s=INTERVAL_S)
 
 
-def test_who_answers_is_in_every_sample_and_who_does_not_is_named(
+def test_every_sample_has_responsive_nsqd_and_reports_hanging_ones(
     nsqd: Nsqd, deaf_address: str
 ) -> None:
     with sampling(nsqd.http_address, deaf_address) as sampler:
         first = sampler.sample()
         assert {row.topic for row in first.totals} == {"clicks"}
-        slow = Mock(side_effect=DeadlineExceeded("no answer in time"))  # to say more than that
+        slow = Mock(side_effect=DeadlineExceeded("no answer in time"))  # for a further request
         assert sampler._cluster.ask({nsqd.http_address: nsqd}, slow)[1]
         assert nsqd.http_address not in failed(sampler.sample())
 
-        [named] = wait_until(
+        [silent] = wait_until(
             lambda: [node for node in sampler.sample().nodes if node.is_silent],
             what="the silent one is named",
         )
-        assert (named.address, named.rows) == (deaf_address, [])
+        assert (silent.address, silent.rows) == (deaf_address, [])
         nsqd.create_topic("views")
         wait_until(
             lambda: {row.topic for row in sampler.sample().totals} == {"clicks", "views"},
@@ -61,10 +61,10 @@ def test_who_answers_is_in_every_sample_and_who_does_not_is_named(
         )
 
 
-def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
+def test_an_nsqd_with_too_many_topics_is_reported_and_left_out(
     nsqd: Nsqd, embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As four that each announce 250,000 topics, which took 1.5 GB."""
+    """Four nsqd with 250,000 topics each took 1.5 GB."""
     loud = embedded_nsqd()
     for number in range(20):
         loud.create_topic(f"t{number}")
@@ -84,7 +84,7 @@ def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
         wait_until(lambda: sampler.sample().failures, what="all together have a budget, too")
 
 
-def test_consumers_and_memory_are_asked_for_where_they_are_shown(nsqd: Nsqd) -> None:
+def test_consumers_and_memory_are_requested_only_where_shown(nsqd: Nsqd) -> None:
     with (
         Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]),
         sampling(nsqd.http_address) as sampler,
@@ -105,7 +105,7 @@ def test_consumers_and_memory_are_asked_for_where_they_are_shown(nsqd: Nsqd) -> 
 
 @contextmanager
 def watching(*lookupds: str, timeout_s: float) -> Iterator[Sampler]:
-    """Samples of what some nsqlookupd announce, which are asked at each."""
+    """A sampler that asks the nsqlookupd at every sample which nsqd they announce."""
     with (
         pytest.MonkeyPatch.context() as patch,
         Cluster(ClusterAddresses((), lookupds), HTTPAccess(timeout_s=timeout_s)) as cluster,
@@ -118,11 +118,11 @@ def failed(sample: Sample) -> set[str]:
     return {failure.address for failure in sample.failures}
 
 
-def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
+def test_an_unreachable_nsqd_that_is_not_announced_is_forgotten(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = cluster.nsqds[0]
-    lookupds = [each.http_address for each in cluster.lookupds]
+    lookupds = [lookupd.http_address for lookupd in cluster.lookupds]
     with watching(*lookupds, timeout_s=0.5) as sampler:
         wait_until(lambda: len(sampler.sample().reports) == 2, what="both answer")
         monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)
@@ -133,22 +133,22 @@ def test_an_nsqd_is_forgotten_when_nobody_announces_it_and_nobody_reaches_it(
         for _ in range(5):
             assert dead.http_address in failed(sampler.sample()), "nobody says that it has left"
 
-        cluster.lookupds[0].start()  # which knows of nobody for a moment
+        cluster.lookupds[0].start()  # nsqlookupd lists no nsqd for a moment
         wait_until(lambda: len(sampler.sample().nodes) == 1, what="it is forgotten")
         assert sampler.sample().nodes[0].address == cluster.nsqds[1].http_address
 
 
-def test_nsqd_that_come_and_go_leave_nothing_behind(
+def test_short_lived_nsqd_leave_no_descriptors_and_threads(
     scripted_lookupd: MakeScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pods do, that get a new address each time."""
+    """Pods get a new address each time."""
     monkeypatch.setattr(live, "FORGOTTEN_S", 0.0)
     lookupd = scripted_lookupd()
     descriptors, threads = [], threading.active_count()
     with watching(lookupd.address, timeout_s=patience_s(5)) as sampler:
 
         def answering() -> set[str]:
-            return {each.address for each in sampler.sample().reports}
+            return {report.address for report in sampler.sample().reports}
 
         for _ in range(6):
             with ExitStack() as pods:
@@ -173,7 +173,7 @@ def stats(finished: int, *, connected: int = 1) -> NsqdStats:
     return read_stats({"topics": [{"topic_name": "clicks", "channels": [channel]}]})
 
 
-def test_consumers_have_rates_from_the_second_answer_on() -> None:
+def test_consumers_have_rates_since_the_second_answer() -> None:
     meter = ConsumerMeter(0.5)
 
     def rate(at_s: float, counted: NsqdStats) -> float | None:
@@ -182,6 +182,6 @@ def test_consumers_have_rates_from_the_second_answer_on() -> None:
 
     assert rate(1.0, stats(10)) is None
     assert rate(2.0, stats(30)) == 20
-    assert rate(2.1, stats(90)) == 20  # too early to tell
+    assert rate(2.1, stats(90)) == 20  # too early for another rate
     assert rate(4.0, stats(90)) == 30
     assert rate(5.0, stats(0, connected=2)) is None

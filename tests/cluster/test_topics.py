@@ -1,6 +1,6 @@
-"""Topics by name: looked up before a subscription, selected, reported, and given up.
+"""Topics by name: looked up before a subscription, reported, and given up.
 
-What is refused is in the transcripts.
+The transcripts show the refusals.
 """
 
 import threading
@@ -34,14 +34,14 @@ def inspect(addresses: ClusterAddresses, access: HTTPAccess | None = None) -> To
         return inspect_topic(cluster, "clicks")
 
 
-def test_of_two_nsqd_each_is_asked_at_its_own_http_port(nsqd: GoNsqd) -> None:
+def test_each_of_two_nsqd_is_asked_at_its_own_http_port(nsqd: GoNsqd) -> None:
     tcp = [nsqd.tcp_address, "127.0.0.1:1"]
     [failure] = inspect(ClusterAddresses([nsqd.http_address], nsqd_tcp=tcp)).failed
-    # none for the HTTP port beside the TCP address of the other
+    # no failure for the HTTP port next to the TCP address of the other nsqd
     assert "127.0.0.1:1: no answer at its usual HTTP port" in str(failure)
 
     http_port = int(nsqd.http_address.rpartition(":")[2])
-    beside = f"127.0.0.1:{http_port - 1}"  # whose HTTP port this would be
+    beside = f"127.0.0.1:{http_port - 1}"  # the TCP address whose usual HTTP port this is
     if beside == nsqd.tcp_address:
         pytest.skip("the ports happen to stand side by side")
     report = inspect(ClusterAddresses(nsqd_tcp=[beside]))
@@ -49,13 +49,13 @@ def test_of_two_nsqd_each_is_asked_at_its_own_http_port(nsqd: GoNsqd) -> None:
     assert "is not the HTTP port of" in str(report.failed[0])
 
 
-def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
+def test_nsqlookupd_leads_to_the_nsqd_and_an_unreachable_one_is_reported(
     go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, unreachable_address: str
 ) -> None:
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     nsqd.publish("clicks", b"a", b"b", b"c")
     other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    other.create_channel("clicks", "archive")  # which says nothing of the first one
+    other.create_channel("clicks", "archive")  # this consumes nothing of the first nsqd
 
     wait_until(lambda: len(lookupd.producers("clicks")) == 2, what="both have registered it")
     addresses = ClusterAddresses(lookupd_http=[lookupd.http_address, unreachable_address])
@@ -67,7 +67,7 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
         check_subscription(report, "mine#ephemeral")
 
 
-def test_a_problem_is_logged_when_it_begins_changes_and_ends_also_for_a_thousand_topics(
+def test_a_problem_is_logged_when_it_begins_changes_and_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_log = ChangeLog()
@@ -83,7 +83,7 @@ def test_a_problem_is_logged_when_it_begins_changes_and_ends_also_for_a_thousand
     assert caplog.messages == reported
 
 
-# -- who waits for a channel to be empty does not wait for a topic that no nsqd has
+# -- --until-empty does not wait for a topic that no nsqd has
 
 
 def listing(lookupd: ScriptedLookupd, *topics: str) -> None:
@@ -91,47 +91,47 @@ def listing(lookupd: ScriptedLookupd, *topics: str) -> None:
     lookupd.answer["producers"][0]["topics"] = [*topics]
 
 
-def test_a_topic_is_given_up_when_no_nsqd_was_named_for_it_for_long_and_none_is_given(
+def test_a_topic_that_no_nsqd_has_for_long_is_given_up(
     scripted_lookupd: MakeScripted,
 ) -> None:
     lookupd = scripted_lookupd()
     listing(lookupd, "other")
     clock = SimpleNamespace(now_s=1000.0)
-    asked = UnlistedTopics(ConnectionSettings((), (lookupd.address,)), lambda: clock.now_s)
-    assert asked.among({"ghost", "other"}) == set()
+    unlisted = UnlistedTopics(ConnectionSettings((), (lookupd.address,)), lambda: clock.now_s)
+    assert unlisted.among({"ghost", "other"}) == set()
     clock.now_s += 19
-    assert asked.among({"ghost", "other"}) == set()
+    assert unlisted.among({"ghost", "other"}) == set()
 
     listing(lookupd, "ghost")  # its nsqd was restarted: the time begins again
     clock.now_s += 2
-    assert asked.among({"ghost"}) == set()
+    assert unlisted.among({"ghost"}) == set()
     listing(lookupd)
     clock.now_s += 2
-    assert asked.among({"ghost"}) == set()
+    assert unlisted.among({"ghost"}) == set()
     clock.now_s += 10
-    asked.among(set())  # it had a connection meanwhile: again
+    unlisted.among(set())  # the topic had a connection meanwhile: the time begins again
     for _ in range(2):
-        assert asked.among({"ghost"}) == set()
+        assert unlisted.among({"ghost"}) == set()
         clock.now_s += 10
-    assert asked.among({"ghost"}) == {"ghost"}
+    assert unlisted.among({"ghost"}) == {"ghost"}
     with pytest.raises(NotFoundError, match="no nsqd has topic ghost"):
-        asked.refuse(["ghost", "other"])
-    asked.refuse(["other"])
+        unlisted.refuse(["ghost", "other"])
+    unlisted.refuse(["other"])
 
-    lookupd.status = 500  # nobody answers: nothing is known
+    lookupd.status = 500  # no nsqlookupd answers, so no topic counts as unlisted
     clock.now_s += 2
-    assert asked.among({"ghost"}) == set()
+    assert unlisted.among({"ghost"}) == set()
 
     lookupd.requests.clear()
-    given = ConnectionSettings(("127.0.0.1:4150",), (lookupd.address,))
-    asked = UnlistedTopics(given, lambda: clock.now_s)
+    settings = ConnectionSettings(("127.0.0.1:4150",), (lookupd.address,))
+    unlisted = UnlistedTopics(settings, lambda: clock.now_s)
     for _ in range(3):
-        assert asked.among({"ghost"}) == set()
+        assert unlisted.among({"ghost"}) == set()
         clock.now_s += 100
     assert not lookupd.requests
 
 
-def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_status_3(
+def test_until_empty_exits_with_3_for_a_topic_that_only_nsqlookupd_has(
     serve: Serve,
     run_nsq: RunNsq,
     tmp_path: Path,
@@ -143,20 +143,20 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     monkeypatch.setattr(consuming, "EMPTY_AFTER_S", 0.3)
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="ghost")
-    asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
+    flags = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
     to_file = ["to-file", "--output-dir", str(tmp_path / "out")]
     target = embedded_nsqd().tcp_address
     to_nsq = ["to-nsq", "-c", "copies", "--destination-nsqd-tcp-address", target]
     for command in (to_file, ["tail"], to_nsq):
-        result = run_nsq([*command, *asked])
+        result = run_nsq([*command, *flags])
         assert (result.status, result.err.count("no nsqd has topic ghost")) == (3, 1), result.err
     result = run_nsq(
-        ["to-file", "--topic-pattern", "^gh", *asked[2:], "--output-dir", str(tmp_path)]
+        ["to-file", "--topic-pattern", "^gh", *flags[2:], "--output-dir", str(tmp_path)]
     )
-    assert result.status == 0, result.err  # that nsqlookupd keeps old names is no fault
+    assert result.status == 0, result.err  # an old name in nsqlookupd is no error
 
 
-def test_a_daemon_that_hangs_when_it_is_asked_for_topics_delays_nothing(
+def test_a_hanging_request_for_topics_delays_no_command(
     nsqd: GoNsqd, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_over = threading.Event()

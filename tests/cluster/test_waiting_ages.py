@@ -28,7 +28,7 @@ def row(depth: int, messages: int, in_flight: int = 0) -> QueueRow:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), max_size=120),
     st.booleans(),
 )
-def test_no_age_is_above_that_of_the_oldest_message(
+def test_the_age_never_exceeds_that_of_the_oldest_message(
     steps: list[tuple[int, int, int]], takes_newest: bool
 ) -> None:
     ages, queue, total = WaitingAges(), deque[float](), 0
@@ -43,7 +43,7 @@ def test_no_age_is_above_that_of_the_oldest_message(
         assert 0.0 <= ages.oldest_s.get(KEY, 0.0) <= age_s
 
 
-def test_a_steady_queue_shows_how_long_a_message_waits_and_a_stuck_one_ages() -> None:
+def test_a_steady_queue_has_a_constant_age_and_a_stuck_one_ages() -> None:
     steady, stuck = WaitingAges(), WaitingAges()
     for at_s in range(10_000):
         steady.add(float(at_s), [row(300, 1000 + at_s)])
@@ -53,7 +53,7 @@ def test_a_steady_queue_shows_how_long_a_message_waits_and_a_stuck_one_ages() ->
     assert [len(moments) for moments in steady._moments.values()] <= [MAX_MOMENTS]
 
 
-def test_a_queue_that_was_created_again_begins_at_its_creation() -> None:
+def test_a_recreated_queue_has_an_age_since_its_creation() -> None:
     ages = WaitingAges()
     ages.add(0.0, [row(5, 100)])
     ages.add(60.0, [row(5, 5)])
