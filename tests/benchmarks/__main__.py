@@ -1,14 +1,15 @@
 """Compare programs side by side, and measure what README and nsq-benchmarks(7) claim.
 
-    python tests/benchmarks consume --seconds 1 --rounds 5   # one part; nothing is kept
-    python tests/benchmarks report                           # all that is claimed
+    python tests/benchmarks consume --seconds 1 --rounds 5   # one part; saves nothing
+    python tests/benchmarks report                           # every published figure
 
-    parts.py         what is measured; contestants.py the programs, ours and their peers
-    raw.py           what was measured, kept in tests/benchmarks/results, one file a part
-    pages.py         the tables, made of that alone
+    parts.py         the measurements; contestants.py the programs, ours and their peers
+    raw.py           the raw data in tests/benchmarks/results, one file for each part
+    pages.py         the tables, made of the raw data alone
 
-What counts are medians and their ratios, not a single figure. A figure in the text is never typed:
-a test compares. Each part of a report runs in a process of its own: none ends another.
+Compare medians and their ratios, not single figures. Figures in the text are never typed: a test
+compares them with the raw data. Each part of a report runs in its own process, so a crash ends one
+part only.
 """
 
 import argparse
@@ -24,12 +25,12 @@ from benchmarks import pages
 from benchmarks.parts import CHECKOUT, PARTS
 from benchmarks.raw import RESULTS, Result, Row, machine, save
 
-LONGEST_S = 600  # then a part begins no other run
-HANGS_S = 1200  # then it is killed
+LONGEST_S = 600  # after this, a part begins no other run
+HANGS_S = 1200  # after this, a part is killed
 
 
 def main(arguments: list[str]) -> int:
-    """Measure; 1 when something could not be measured."""
+    """Measure; return 1 if a measurement failed."""
     parser = argparse.ArgumentParser(prog="tests/benchmarks", description=__doc__)
     parser.add_argument("what", choices=[*PARTS, "report"])
     parser.add_argument("--seconds", type=float, default=2.5, help="of a sample (2.5)")
@@ -38,12 +39,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--save", type=Path, help="directory for the raw data of a part")
     parser.add_argument("--only", action="append", choices=PARTS, help="of a report")
     parser.add_argument("--render", action="store_true", help="only make the tables of the report")
-    given = parser.parse_args(arguments)
-    if given.what != "report":
-        result = measure(given.what, given)
+    options = parser.parse_args(arguments)
+    if options.what != "report":
+        result = measure(options.what, options)
         print(pages.tables(result))
         return int(any(row.error for row in result.rows))
-    failed = [] if given.render else measure_all(given.only or list(PARTS), given)
+    failed = [] if options.render else measure_all(options.only or list(PARTS), options)
     for path in pages.render_all(CHECKOUT):
         print(f"rendered {path.relative_to(CHECKOUT)}")
     subprocess.run([sys.executable, ".ci/manual"], cwd=CHECKOUT, check=True)
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure_all(parts: list[str], given: argparse.Namespace) -> list[str]:
-    """Run each part; return what failed."""
+    """Run each part; return a line for each failure."""
     failed = []
     RESULTS.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -71,15 +72,15 @@ def measure_all(parts: list[str], given: argparse.Namespace) -> list[str]:
 
 
 def measure(part: str, given: argparse.Namespace) -> Result:
-    """Measure one part until its time is up; where it is saved, that is after each run."""
+    """Measure one part until its time is up, and save it after each run."""
     facts: dict[str, object] = {**machine(), "sample_s": given.seconds}
     facts["load_before"] = round(os.getloadavg()[0], 1)
     began = time.monotonic()
     result = Result(part, facts, [])
     for row in PARTS[part](given.seconds, given.rounds):
         result.rows.append(row)
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
-        print(f"         {row.name} [{row.number}]: {row.error or shown}", flush=True)
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
+        print(f"         {row.name} [{row.number}]: {row.error or figures}", flush=True)
         took_s = time.monotonic() - began
         if is_over := took_s > given.longest:
             late = f"not run, because {took_s:.0f} s were over"

@@ -1,6 +1,6 @@
-"""The least a Python client can do, as a measure of what is possible: no retries, no options.
+"""The minimum of a Python client, which shows the possible speed: no retries, no options.
 
-As a program, ``bare_loop.py consume ADDRESS TOPIC CHANNEL`` finishes messages until it is ended,
+As a program, ``bare_loop.py consume ADDRESS TOPIC CHANNEL`` finishes messages until it is killed,
 and ``bare_loop.py publish ADDRESS TOPIC`` publishes the lines of its standard input.
 """
 
@@ -36,7 +36,7 @@ def subscribe(address: str, topic: str, channel: str) -> socket.socket:
 
 
 def consume(address: str, topic: str, channel: str) -> None:
-    """Receive, cut into frames, send all FINs of a read in one write; until nsqd closes."""
+    """Receive, split into frames, and send all FINs of a read in one write, until nsqd closes."""
     sock = subscribe(address, topic, channel)
     sock.sendall(b"RDY %d\n" % RDY)
     size_of = struct.Struct(">I").unpack_from
@@ -59,7 +59,7 @@ def consume(address: str, topic: str, channel: str) -> None:
 
 
 def finish(sock: socket.socket, count: int) -> None:
-    """The same for so many messages of 200 bytes, which keeps any nsqd busy."""
+    """Finish ``count`` messages of 200 bytes, without parsing, which keeps any nsqd busy."""
     sock.sendall(b"RDY %d\n" % RDY)
     data = b""
     while count > 0:
@@ -72,7 +72,7 @@ def finish(sock: socket.socket, count: int) -> None:
 
 
 def publish(address: str, topic: str, batches: Iterable[bytes], window: int = WINDOW) -> None:
-    """Publish packed batches with at most ``window`` of them unconfirmed; returns when all are."""
+    """Publish packed batches, at most ``window`` unconfirmed; return when all are confirmed."""
     with connect(address, b'{"heartbeat_interval": -1}') as sock, sock.makefile("rb") as answers:
         command = f"MPUB {topic}\n".encode()
         unconfirmed = 1  # IDENTIFY is answered with OK too
@@ -100,14 +100,14 @@ def packed(bodies: list[bytes]) -> bytes:
 
 
 def batches_of_lines(descriptor: int) -> Iterator[bytes]:
-    """One batch for each read: from a pipe, 64 KiB."""
-    rest = b""
+    """Yield one batch for each read, which is 64 KiB from a pipe."""
+    incomplete = b""
     while chunk := os.read(descriptor, READ_SIZE):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
         if lines:
             yield packed(lines)
-    if rest:
-        yield packed([rest])
+    if incomplete:
+        yield packed([incomplete])
 
 
 if __name__ == "__main__":

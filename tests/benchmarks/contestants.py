@@ -17,8 +17,10 @@ UNSENT_FINS = 1000  # bench_reader writes FINs when 200 are together, on two con
 
 
 class Job(NamedTuple):
-    """One measurement: where the messages are, or go. ``each_nsqd`` has an address for each
-    connection, separated by commas."""
+    """The source or destination of one measurement.
+
+    ``each_nsqd`` has an address for each connection, separated by commas.
+    """
 
     nsqd: str
     topic: str
@@ -28,9 +30,11 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """``line`` names nsq, a program of Go or a script in this directory, and its arguments with the
-    fields of a `Job`. A slow one gets only a `share` of the messages. NSQ's own benchmarks leave
-    some FINs unsent, or publish without end."""
+    """A program: ``line`` is nsq, a Go program or a script in this directory, and its arguments.
+
+    The arguments may have the fields of a `Job`. A slow contestant gets only a ``share`` of the
+    messages. NSQ's own benchmarks leave some FINs unsent, or publish without end.
+    """
 
     name: str
     line: str
@@ -47,7 +51,7 @@ class Contestant:
         return [str(GO_PROGRAMS / program), *arguments]
 
 
-# where the messages are: in our words, in those of the Go utilities, and for a script
+# the source of messages: for nsq, for the Go utilities, and for a script
 OURS = "-t {topic} -c {channel} --nsqd-tcp-address {nsqd}"
 GO_TOPIC = "-topic={topic} -nsqd-tcp-address={nsqd}"
 GO = f"{GO_TOPIC} -channel={{channel}}"
@@ -106,7 +110,7 @@ ONE_BY_ONE = {
 
 @contextmanager
 def archivers() -> Iterator[list[Contestant]]:
-    """Into a directory on disk, fsynced before each FIN."""
+    """Archivers write into a directory on disk, fsynced before each FIN."""
     with TemporaryDirectory(prefix="archive-") as place:
         go = f"nsq_to_file {GO} -output-dir={place} -max-in-flight=2500 -sync-interval=1s"
         lines = f"nsq to-file {OURS} --output-dir {place}"
@@ -133,7 +137,7 @@ def to_another_nsqd() -> Iterator[list[Contestant]]:
 
 @contextmanager
 def to_http() -> Iterator[list[Contestant]]:
-    """A request takes longer than a publish."""
+    """Forward over HTTP; a request takes longer than a publish."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([GO_PROGRAMS / "http_sink"], text=True, **pipes) as server:
         url = f"http://{server.stdout.readline().strip()}/"

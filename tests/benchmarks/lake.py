@@ -1,6 +1,6 @@
-"""From topics and logs into tables, which are then compared with the logs that they were made of.
+"""Landing of topics and logs into tables, which are then compared with their logs.
 
-Landing is of a log in Arrow, in this process alone, so CPU is what a message costs beyond the log.
+An Arrow log is landed in this process alone, so CPU is the cost of a message beyond the log.
 """
 
 import os
@@ -38,7 +38,7 @@ def land(log: Path, is_delta: bool, kind: str, messages: int) -> Figures:
     with TemporaryDirectory(dir=log.parent) as place:
         logs = Path(place, "logs")
         logs.mkdir()
-        for path in (log, index_of(log)):  # who lands them deletes them
+        for path in (log, index_of(log)):  # landing deletes them
             (logs / path.name).hardlink_to(path)
         plan = TablePlan(str(Path(place, "table")), is_delta, "web1", BodyKind(kind))
         landed = Lander(plan, logs).land([logs / log.name])
@@ -47,7 +47,7 @@ def land(log: Path, is_delta: bool, kind: str, messages: int) -> Figures:
 
 
 def sustained(messages: int, rounds: int) -> Iterator[Row]:
-    """``nsq to-file --store``, from its start to its end: all finished, landed and compared."""
+    """Run ``nsq to-file --store`` until all messages are finished, landed and compared."""
     with everything_in_memory(MOST) as nsqd:
         for number in range(rounds):
             for store in ("parquet", "delta"):
@@ -57,14 +57,14 @@ def sustained(messages: int, rounds: int) -> Iterator[Row]:
                     into = f"--output-dir {place}/logs --store {store} --upload {place}/lake"
                     line = f"nsq to-file {OURS} {into} --rotate-size 64MiB --count {messages}"
                     to_file = Contestant(f"`nsq to-file --store {store}`", line)
-                    before_s = ended_cpu_s()  # without that of nsqd
+                    before_s = ended_cpu_s()  # without the CPU time of nsqd
                     figures = cost(partial(_run, to_file.command(job)), messages)
                     cpu_us = (ended_cpu_s() - before_s) / messages * 1e6
                     yield Row(to_file.name, number, {**figures, "cpu_us": cpu_us})
 
 
 def ended_cpu_s() -> float:
-    """CPU of the processes that this one started and that have ended."""
+    """CPU time of child processes that have ended."""
     return sum(os.times()[2:4])
 
 

@@ -1,4 +1,4 @@
-"""What plain programs with the library do; gonsq is the same with go-nsq.
+"""Plain programs with the library; gonsq has the same programs with go-nsq.
 
 library_programs.py loop|run|aio-run|pynsq TCP_ADDRESS[,TCP_ADDRESS] TOPIC CHANNEL
 library_programs.py pub|linger|aio TCP_ADDRESS TOPIC    a message for each line

@@ -43,7 +43,7 @@ def make_logs(
     doubled: float = 0,
     suffix: str = ".log.gz",
 ) -> int:
-    """Write messages of some hours, of which a share is there twice; return how many these are."""
+    """Write messages of some hours, a share of them twice; return the number of messages."""
     each_ns = int(hours * HOUR_NS / messages)
     written = 0
     for number in range(files):
@@ -52,14 +52,14 @@ def make_logs(
         file = PartFile(path, 0o640, codec, 0.0, Head(uuid.uuid4().hex, 1))
         begin, end = number * messages // files, (number + 1) * messages // files
         for first in range(begin, end, MEMBER):
-            some = [
+            batch = [
                 WireMessage(BEGIN_NS + at * each_ns, 1, b"%016x" % at, body(at))
                 for at in range(first, min(first + MEMBER, end))
             ]
-            times = some[0].timestamp_ns, some[-1].timestamp_ns
-            some += random.sample(some, int(len(some) * doubled))
-            file.append(encode_many(topic, "nsqd:4150", some))
-            file.flush(file.end_member(len(some), *times))
-            written += len(some)
+            times = batch[0].timestamp_ns, batch[-1].timestamp_ns
+            batch += random.sample(batch, int(len(batch) * doubled))
+            file.append(encode_many(topic, "nsqd:4150", batch))
+            file.flush(file.end_member(len(batch), *times))
+            written += len(batch)
         finish(path, Directories(directory, directory))
     return written

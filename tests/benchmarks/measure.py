@@ -1,9 +1,9 @@
-"""What programs cost, as nsqd and the kernel see it: one yardstick for all, whatever they print.
+"""The cost of programs as nsqd and the kernel see it, independent of the output of a program.
 
-A measurement asks nsqd's statistics every few milliseconds, and runs from the last answer that
-shows nothing done to the first that shows all done: so the start-up of a program does not count,
-but in the figures ``whole_*``. The error is at most two such intervals: take messages enough for
-two seconds or more. CPU time, peak memory and descriptors are the kernel's.
+A measurement polls nsqd's statistics every few milliseconds. It lasts from the last response that
+shows no progress to the first that shows the end, so the start-up of a program counts only in
+the figures ``whole_*``. The error is at most two poll intervals: use enough messages for two
+seconds or more. CPU time, peak memory and descriptors are the kernel's figures.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from plugins.daemons import Nsqd
 from plugins.waiting import wait_until
 
 POLL_S = 0.01
-LOOK_S = 0.1  # between two looks at memory and descriptors
+LOOK_S = 0.1  # between two samples of memory and descriptors
 STALLED_S = 60.0  # a program that starts on a loaded machine may take 10
 
 Figures = dict[str, float]
@@ -35,7 +35,7 @@ BATCH_SIZE = 500
 
 
 def log_line(chance: random.Random) -> bytes:
-    """A line of JSON of 200 bytes, as a log has it."""
+    """A line of JSON of 200 bytes, as in a log."""
     user, path = chance.getrandbits(32), (chance.randrange(100), chance.randrange(10_000))
     line = b'{"user":"%08x","path":"/shop/%d/item-%d","status":200,' % (user, *path)
     line += b'"ms":%.3f,"agent":"Mozilla/5.0 (X11; Linux x86_64) Firefox","trace":"' % (
@@ -44,15 +44,15 @@ def log_line(chance: random.Random) -> bytes:
     return line + b"%0*x" % (198 - len(line), chance.getrandbits(128)) + b'"}'
 
 
-# Of JSON lines a compressor meets none again within its window.
+# So many different lines that a compressor meets none of them again within its window.
 LINES = [log_line(chance) for chance in [random.Random(20)] for _ in range(BATCH_SIZE)]
 
-_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel: what all threads took, those that ended included
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel: all threads, including ended ones
 _job_numbers = itertools.count(1)
 
 
 class Watched:
-    """What a process has taken so far; memory and descriptors at their most."""
+    """The resources that a process has used so far: the peaks of memory and descriptors."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -61,7 +61,7 @@ class Watched:
         self.descriptors = 0
 
     def look(self) -> None:
-        """Read again what the kernel says. A process that has ended keeps what it had."""
+        """Sample the kernel's figures. A process that has ended keeps its last ones."""
         try:
             self.cpu_s = time.clock_gettime((~self._pid << 3) | _CPU_CLOCK)
             if time.monotonic() - self._looked > LOOK_S:
@@ -91,9 +91,9 @@ def drain(nsqd: Nsqd, contestant: Contestant, messages: int, *, connections: int
 
 
 def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
-    """Publish the lines of a pipe; the program must end well and have sent exactly all.
+    """Publish the lines of a pipe; the program must succeed and publish every line once.
 
-    An endless contestant reads nothing and is ended when nsqd has as many.
+    An endless contestant reads no line and is killed when nsqd has as many messages.
     """
     make_lines = ["sh", "-c", f"yes {BODY.decode()} | head -n {messages}"]
     with new_job(nsqd) as job, running(make_lines, stdout=subprocess.PIPE) as source:
@@ -104,25 +104,25 @@ def publish(nsqd: Nsqd, contestant: Contestant, messages: int) -> Figures:
 
         began = time.monotonic()
         with running(contestant.command(job), stdin=source.stdout) as program:
-            found = measured(published, messages, program, began)
+            figures = measured(published, messages, program, began)
             if contestant.is_endless:
-                return found
+                return figures
             status = program.wait(STALLED_S)
         if status != 0 or published() != messages:
             raise RuntimeError(f"{contestant.name}: {published()} of {messages} published")
-        return found
+        return figures
 
 
 def publish_one_by_one(nsqd: Nsqd, contestant: Contestant, seconds: float) -> Figures:
     """Publish for some seconds. The program prints its number of publishes, and its latencies."""
     with new_job(nsqd) as job:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        earlier = resource.getrusage(resource.RUSAGE_CHILDREN)
         output = subprocess.check_output(
             contestant.command(job), text=True, timeout=STALLED_S + seconds
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     count, p50_us, p99_us = map(int, output.split())
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    cpu_s = after.ru_utime + after.ru_stime - earlier.ru_utime - earlier.ru_stime
     figures = {"rate": count / seconds, "cpu_us": cpu_s / count * 1e6}
     return {**figures, "p50_us": p50_us, "p99_us": p99_us}
 
@@ -130,7 +130,7 @@ def publish_one_by_one(nsqd: Nsqd, contestant: Contestant, seconds: float) -> Fi
 def measured(
     done: Callable[[], int], goal: int, program: subprocess.Popen[bytes], began_s: float
 ) -> Figures:
-    """Watch a program until ``done()`` is ``goal``. Raises `RuntimeError` when it stops before."""
+    """Watch a program until ``done()`` is ``goal``. Raise `RuntimeError` if it ends earlier."""
     watched = Watched(program.pid)
     first = last_progress = time.monotonic()
     before, first_cpu_s = 0, 0.0
@@ -164,30 +164,32 @@ def measured(
 
 
 def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
-    """Put messages into the topic, and wait until they are there."""
-    full, rest = divmod(messages, BATCH_SIZE)
-    batches = [bare_loop.packed(LINES)] * full + ([bare_loop.packed(LINES[:rest])] if rest else [])
+    """Publish messages to the topic, and wait until they are in the channel."""
+    full, remainder = divmod(messages, BATCH_SIZE)
+    batches = [bare_loop.packed(LINES)] * full + (
+        [bare_loop.packed(LINES[:remainder])] if remainder else []
+    )
     bare_loop.publish(job.nsqd, job.topic, batches)
     wait_until(lambda: nsqd.depth(job.topic, job.channel) == messages, what="all", timeout_s=60)
 
 
 @contextmanager
 def new_job(nsqd: Nsqd, connections: int = 1) -> Iterator[Job]:
-    """A topic of its own, deleted afterwards to give its memory back.
+    """Make a new topic, and delete it afterwards to free its memory.
 
-    Several connections need an nsqd that listens on all addresses: each goes to another loopback.
+    Several connections need an nsqd that listens on all addresses: each has its own loopback one.
     """
     address = nsqd.tcp_address.replace("[::]", "127.0.0.1")
     port = address.rpartition(":")[2]
-    each = [f"127.{1 + n // 250}.0.{1 + n % 250}:{port}" for n in range(connections)]
-    each_nsqd = ",".join(each) if connections > 1 else address
+    addresses = [f"127.{1 + n // 250}.0.{1 + n % 250}:{port}" for n in range(connections)]
+    each_nsqd = ",".join(addresses) if connections > 1 else address
     yield (job := Job(address, f"benchmark_{next(_job_numbers)}", "archive", each_nsqd))
     nsqd.post("/topic/delete", topic=job.topic)
 
 
 @contextmanager
 def running(command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program as a user would: without the settings that tests run under."""
+    """Run a program as a user would: without the settings of the tests."""
     testing = {"PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
     environment = {name: value for name, value in os.environ.items() if name not in testing}
     streams = {"stderr": subprocess.DEVNULL, **streams}
@@ -201,7 +203,7 @@ def running(command: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen
 def in_turns(
     contestants: Mapping[str, Callable[[], object]], messages: int, rounds: int
 ) -> Iterator[Row]:
-    """All contestants in each round; a first one, which imports and warms a JVM up, is left out."""
+    """Run all contestants in each round, after a warm-up round for imports and the JVM."""
     for number in range(rounds + 1):
         for name, run in contestants.items():
             figures = cost(run, messages)
@@ -210,8 +212,10 @@ def in_turns(
 
 
 def cost(run: Callable[[], object], messages: int) -> Figures:
-    """Seconds, rate and CPU of some work, its own figures, and the most memory of a process below
-    this one that is no JVM."""
+    """Measure the seconds, rate and CPU of some work, and the peak memory of a child process.
+
+    JVMs do not count for the memory. Figures that ``run`` returns are added.
+    """
     peaks = [0.0]
     is_over = threading.Event()
 
@@ -223,7 +227,7 @@ def cost(run: Callable[[], object], messages: int) -> Figures:
     began_s, began_cpu_s = time.monotonic(), family_cpu_s()
     looking.start()
     try:
-        found = run()
+        figures = run()
     finally:
         taken_s, taken_cpu_s = time.monotonic() - began_s, family_cpu_s() - began_cpu_s
         is_over.set()
@@ -233,12 +237,12 @@ def cost(run: Callable[[], object], messages: int) -> Figures:
         "rate": messages / taken_s,
         "cpu_us": taken_cpu_s / messages * 1e6,
         "peak_mb": max(peaks),
-        **(found if isinstance(found, dict) else {}),
+        **(figures if isinstance(figures, dict) else {}),
     }
 
 
 def family_cpu_s() -> float:
-    """CPU of this process and of all that it started, those that live too."""
+    """CPU time of this process and all its descendants, including running ones."""
     ticks = os.sysconf("SC_CLK_TCK")
     used = sum(os.times()[:4])
     for pid in descendants(os.getpid()):
@@ -255,7 +259,7 @@ def is_jvm(pid: int) -> bool:
 
 
 def resident_mb(pid: int) -> float:
-    """What a process has in memory now; 0 when it has ended."""
+    """The resident memory of a process; 0 if it has ended."""
     with suppress(OSError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -263,12 +267,12 @@ def resident_mb(pid: int) -> float:
 
 
 def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = [pid]
     while waiting:
         for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
             with suppress(OSError):
-                new = {int(each) for each in task.read_text().split()} - found
-                found |= new
+                new = {int(pid) for pid in task.read_text().split()} - pids
+                pids |= new
                 waiting += new
-    return found
+    return pids

@@ -1,7 +1,7 @@
 """The measured blocks of nsq-benchmarks(7) and of README, made of the raw data alone. Pure.
 
-A block is the text from ``<!-- measured: NAME -->`` to ``<!-- end -->``; every figure is in one.
-Most are tables, whose columns are `Cell` and whose rows are names of what was measured.
+A block is the text from ``<!-- measured: NAME -->`` to ``<!-- end -->``, and has every figure.
+Most blocks are tables, whose columns are `Cell` and whose rows are names of contestants.
 """
 
 import re
@@ -14,11 +14,11 @@ from benchmarks.raw import RESULTS, Result, load
 MISSING = "-"
 
 Cell = Callable[[Result, str, str], str]
-"""What a column shows of a result, of the row with a name, beside that with another name."""
+"""The text of a column for a result, the name of the row, and the name of its base row."""
 
 
 def number(value: float | None) -> str:
-    """Three digits that mean something, thousands apart."""
+    """Three significant digits, with separated thousands."""
     if value is None:
         return MISSING
     if value >= 1000:
@@ -28,14 +28,14 @@ def number(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio: two digits, one after the point below ten."""
+    """A ratio of two digits, with one decimal place below ten."""
     if value is None:
         return MISSING
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def ratio(result: Result, name: str, other: str, figure: str) -> str:
-    """Of the medians."""
+    """The ratio of the medians."""
     mine, theirs = result.middle(name, figure), result.middle(other, figure)
     return times(mine / theirs if mine and theirs else None)
 
@@ -45,7 +45,7 @@ def median(figure: str) -> Cell:
 
 
 def more(figure: str) -> Cell:
-    """Of the base: how many times as much."""
+    """The ratio of the row to its base."""
     return lambda result, name, base: ratio(result, name, base, figure)
 
 
@@ -65,8 +65,11 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` are names beside the first, or names and the base of each; all if empty. The title
-    is that of the first column."""
+    """A table of some rows, each compared with its base row.
+
+    ``rows`` are names, compared with the first, or names with the base of each; all if empty.
+    ``title`` is the head of the first column.
+    """
 
     columns: Sequence[tuple[str, Cell]]
     rows: Sequence[str] | Mapping[str, str] = ()
@@ -77,8 +80,8 @@ class Table:
         rows = self.rows or result.names()
         bases = rows if isinstance(rows, Mapping) else dict.fromkeys(rows, self.base or rows[0])
         titles, cells = zip(*self.columns, strict=True)
-        shown = ([name, *(cell(result, name, bases[name]) for cell in cells)] for name in bases)
-        return markdown([self.title, *titles], list(shown))
+        lines = ([name, *(cell(result, name, bases[name]) for cell in cells)] for name in bases)
+        return markdown([self.title, *titles], list(lines))
 
 
 PROGRAMS = (
@@ -187,8 +190,8 @@ def serving(result: Result) -> str:
     go, ours = "Go nsqd", "`nsq nsqd`"
     rows = []
     for figure, title in SERVER.items():
-        shown = [number(result.middle(name, figure)) for name in (go, ours)]
-        rows.append([title, *shown, ratio(result, ours, go, figure)])
+        medians = [number(result.middle(name, figure)) for name in (go, ours)]
+        rows.append([title, *medians, ratio(result, ours, go, figure)])
     return markdown(("", go, ours, "ratio"), rows)
 
 
@@ -196,20 +199,22 @@ def queries(result: Result) -> str:
     rows = []
     for query, other in QUERIES.items():
         names = f"{query}, {other}", f"{query}, by SQL"
-        shown = [number(result.middle(name, "s")) for name in names]
-        rows.append([query, other, *shown, ratio(result, names[1], names[0], "s")])
+        medians = [number(result.middle(name, "s")) for name in names]
+        rows.append([query, other, *medians, ratio(result, names[1], names[0], "s")])
     return markdown(("query", "beside", "its s", "SQL s", "ratio"), rows)
 
 
 def six_ratios(result: Result) -> str:
-    """The rows of README, from the parts that they are of."""
+    """The rows of README, each from its part."""
 
     def row(what: str, part: str, name: str, other: str, kind: str = "") -> list[str]:
         command = f"`report --only {part}`"
-        if (found := load(part, RESULTS)) is None:
+        if (measured := load(part, RESULTS)) is None:
             return [what, MISSING, MISSING, command]
-        cost = [number(found.middle(each, f"{kind}cpu_us")) for each in (name, other)]
-        return [what, ratio(found, name, other, f"{kind}rate"), " and ".join(cost), command]
+        cost = [
+            number(measured.middle(contestant, f"{kind}cpu_us")) for contestant in (name, other)
+        ]
+        return [what, ratio(measured, name, other, f"{kind}rate"), " and ".join(cost), command]
 
     zlib = "the same with gzip, both by zlib at level 6"
     rows = [
@@ -234,7 +239,7 @@ def machine(result: Result) -> str:
 
 
 def state(result: Result) -> str:
-    """How busy the machine was: each part says it of itself."""
+    """The load of the machine, as recorded by each part."""
     load = "Load average {load_before} before, {load_after} after; {sample_s} s a sample."
     return load.format_map(result.facts)
 
@@ -257,7 +262,7 @@ BLOCKS: dict[str, tuple[Callable[[Result], str], ...]] = {
     "spark-query": (queries, state),
 }
 PART_OF = {"machine": "consume", "six-ratios": "consume", "library": "consume", "lake": "spark"}
-"""The parts of those blocks that are not named after theirs."""
+"""The parts of blocks with another name than their part."""
 
 
 def made(name: str, result: Result) -> str:
@@ -276,7 +281,7 @@ _BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render_all(checkout: Path) -> list[Path]:
-    """Write both documents again; return those that changed."""
+    """Rewrite both documents; return the changed ones."""
     changed = []
     for path in (checkout / name for name in DOCUMENTS):
         text = path.read_text("utf-8")
@@ -287,7 +292,7 @@ def render_all(checkout: Path) -> list[Path]:
 
 
 def render(text: str, results: Path = RESULTS) -> str:
-    """Return the text with every block made again; one of a part without raw data says so."""
+    """Return the text with every block renewed; a block without raw data gets a note."""
 
     def block(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
@@ -295,7 +300,7 @@ def render(text: str, results: Path = RESULTS) -> str:
         if (result := load(part, results)) is None:
             return f"{begin}Not measured: `tests/benchmarks report --only {part}`.\n{end}"
         failed = ", ".join(dict.fromkeys(row.name for row in result.rows if row.error))
-        said = f"\nFailed in this run: {failed}.\n" if failed else ""
-        return f"{begin}{made(name, result)}\n{said}{end}"
+        failures = f"\nFailed in this run: {failed}.\n" if failed else ""
+        return f"{begin}{made(name, result)}\n{failures}{end}"
 
     return _BLOCK.sub(block, text)

@@ -1,5 +1,7 @@
-"""What is measured: each part yields a row for every run. Rounds are interleaved, because the speed
-of a shared machine drifts: every round runs all contestants once."""
+"""The measurements: each part yields a row for every run.
+
+Every round runs all contestants once, because the speed of a shared machine drifts.
+"""
 
 import os
 import random
@@ -34,15 +36,15 @@ from plugins.waiting import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 MOST = 3_000_000  # messages of 200 bytes in the memory of nsqd
-WARM_UP = 100_000  # of the fastest: the first try
-TRIES = 4  # each with more messages, until one lasts as long as wanted
+WARM_UP = 100_000  # messages of the first try, for the fastest contestants
+TRIES = 4  # each with more messages, until a run lasts long enough
 
 Measure = Callable[[Nsqd, Contestant, int], Figures]
 Entered = Callable[[], AbstractContextManager[Iterable[Contestant]]]
 
 
 def run(name: str, number: int, work: Callable[[], Figures]) -> Row:
-    """A row of what ``work`` returns, or of why it failed."""
+    """Make a row of the figures that ``work`` returns, or of its error."""
     try:
         return Row(name, number, work())
     except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as exc:
@@ -51,7 +53,7 @@ def run(name: str, number: int, work: Callable[[], Figures]) -> Row:
 
 @contextmanager
 def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
-    """The Go nsqd with room for the messages, which offers TLS."""
+    """A Go nsqd with TLS that keeps all the messages in memory."""
     with TemporaryDirectory() as certificate, TemporaryDirectory(prefix="nsqd-") as directory:
         server = Authority(Path(certificate), "ca").issue("server", *LOOPBACK)
         flags = (f"-mem-queue-size={messages}", *server.nsqd_flags)
@@ -60,26 +62,30 @@ def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
 
 
 def contest(measure: Measure, entered: Entered, seconds: float, rounds: int) -> Iterator[Row]:
-    """All contestants on one nsqd, a new one each round, each with messages for these seconds."""
+    """Run all contestants on a new nsqd each round, with enough messages for ``seconds`` each."""
     counts: dict[str, int] = {}
     for number in range(rounds):
         with everything_in_memory(MOST) as nsqd, entered() as chosen:
-            for each in chosen:
-                yield run(each.name, number, partial(take, measure, nsqd, each, seconds, counts))
+            for contestant in chosen:
+                yield run(
+                    contestant.name,
+                    number,
+                    partial(take, measure, nsqd, contestant, seconds, counts),
+                )
 
 
 def take(
     measure: Measure, nsqd: Nsqd, contestant: Contestant, seconds: float, counts: dict[str, int]
 ) -> Figures:
-    """Measure one, with as many messages as in the round before, or more until it takes as long."""
+    """Measure a contestant with the messages of the previous round, or more if it is too fast."""
     count = counts.get(contestant.name, max(5 * UNSENT_FINS, round(WARM_UP * contestant.share)))
-    for _ in range(TRIES):  # what syncs each second says little in its first
-        found = measure(nsqd, contestant, count)
-        if found["seconds"] >= 0.8 * seconds or count >= MOST:
+    for _ in range(TRIES):  # a first second without a sync shows little
+        figures = measure(nsqd, contestant, count)
+        if figures["seconds"] >= 0.8 * seconds or count >= MOST:
             break
-        count = min(int(count * 1.1 * seconds / found["seconds"]), MOST)
+        count = min(int(count * 1.1 * seconds / figures["seconds"]), MOST)
     counts[contestant.name] = count
-    return found
+    return figures
 
 
 def forwarding(seconds: float, rounds: int) -> Iterator[Row]:
@@ -91,7 +97,7 @@ CONNECTIONS = (1, 50, 200, 1000)
 
 
 def clients(seconds: float, rounds: int) -> Iterator[Row]:
-    """Libraries on many connections, and publishing one message after the other."""
+    """Measure libraries on many connections, and publishing of one message after the other."""
     counts: dict[str, int] = {}
     flags = ("-tcp-address=0.0.0.0:0", f"-mem-queue-size={MOST}")
     for number in range(rounds):
@@ -101,8 +107,8 @@ def clients(seconds: float, rounds: int) -> Iterator[Row]:
         ):
             for connections in CONNECTIONS:
                 measure = partial(drain, connections=connections)
-                for each in contestants.CLIENTS:
-                    named = replace(each, name=f"{each.name}, {connections:,}")
+                for client in contestants.CLIENTS:
+                    named = replace(client, name=f"{client.name}, {connections:,}")
                     work = partial(take, measure, nsqd, named, seconds, counts)
                     yield run(named.name, number, work)
             for name, line in contestants.ONE_BY_ONE.items():
@@ -115,17 +121,17 @@ LONE = 40
 
 
 def waiting(seconds: float, rounds: int) -> Iterator[Row]:
-    """A lone message from publish to printed line, through both programs at both settings."""
+    """Measure the time from a publish to the printed line, for both programs and settings."""
     slow = f"{contestants.TAIL} -X output_buffer_timeout=250ms"
-    for each in (*contestants.TAILS, Contestant("`nsq tail`, 250 ms", slow)):
-        yield run(each.name, 0, partial(lone, each))
+    for contestant in (*contestants.TAILS, Contestant("`nsq tail`, 250 ms", slow)):
+        yield run(contestant.name, 0, partial(lone, contestant))
 
 
 def lone(contestant: Contestant) -> Figures:
     with TemporaryDirectory(prefix="nsqd-") as directory, GoNsqd(Path(directory)) as nsqd:
         job = Job(nsqd.tcp_address, "latency", "c")
         nsqd.create_channel(job.topic, job.channel)
-        taken = []
+        latencies = []
         with running(contestant.command(job), stdout=subprocess.PIPE) as program:
             wait_until(
                 lambda: nsqd.channel_stats(job.topic, job.channel)["client_count"],
@@ -136,16 +142,16 @@ def lone(contestant: Contestant) -> Figures:
                 began = time.perf_counter()
                 nsqd.publish(job.topic, b"%d" % number)
                 program.stdout.readline()
-                taken.append((time.perf_counter() - began) * 1000)
-    p90 = statistics.quantiles(taken, n=10)[-1]
-    return {"p50_ms": statistics.median(taken), "p90_ms": p90, "max_ms": max(taken)}
+                latencies.append((time.perf_counter() - began) * 1000)
+    p90 = statistics.quantiles(latencies, n=10)[-1]
+    return {"p50_ms": statistics.median(latencies), "p90_ms": p90, "max_ms": max(latencies)}
 
 
 SERVERS: dict[str, type[GoNsqd]] = {"Go nsqd": GoNsqd, "`nsq nsqd`": EmbeddedNsqdProcess}
 
 
 def serving(seconds: float, rounds: int) -> Iterator[Row]:
-    """Both nsqd under a bare client, and under NSQ's own benchmarks."""
+    """Measure both nsqd with a bare client, and with NSQ's own benchmarks."""
     for number in range(rounds):
         for name, kind in SERVERS.items():
             yield run(name, number, partial(serve, kind, seconds))
@@ -182,7 +188,7 @@ def serve(kind: type[GoNsqd], seconds: float) -> Figures:
 
 
 def own_benchmark(program: str, nsqd: GoNsqd, seconds: float) -> float:
-    """Messages a second as NSQ's benchmark reports them, of what it publishes itself."""
+    """The messages per second that NSQ's benchmark reports."""
     command = [str(GO_PROGRAMS / program), f"-runfor={seconds}s"]
     command += [f"-nsqd-tcp-address={nsqd.tcp_address}", "-topic=bench"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -192,11 +198,11 @@ def own_benchmark(program: str, nsqd: GoNsqd, seconds: float) -> float:
 
 
 SHORT = ("--version", "--help", "pub --help", "tail --help")
-WARM_UPS = 3  # which write the bytecode
+WARM_UPS = 3  # the first runs write the bytecode
 
 
 def starting(seconds: float, rounds: int) -> Iterator[Row]:
-    """How long ``nsq`` takes to start, beside a bare interpreter."""
+    """Measure the start-up of ``nsq`` and of a bare interpreter."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     runs = {"`python -c pass`": ["-c", "pass"]}
     runs |= {f"`nsq {line}`": ["-m", "nsqtools", *line.split()] for line in SHORT}
@@ -210,7 +216,7 @@ def starting(seconds: float, rounds: int) -> Iterator[Row]:
 
 
 def spark(seconds: float, rounds: int) -> Iterator[Row]:
-    """All about tables, and reading archives."""
+    """Measure tables and the reading of archives."""
     from benchmarks import lake, planning  # these need the packages of tables and of Spark
     from benchmarks.spark import beside_spark
 
@@ -222,7 +228,7 @@ def spark(seconds: float, rounds: int) -> Iterator[Row]:
 
 
 def errors_as_rows(name: str, rows: Iterator[Row]) -> Iterator[Row]:
-    """What could not be measured is said, and ends nothing else."""
+    """Turn an exception into a row, so that it ends no other measurement."""
     try:
         yield from rows
     except Exception as exc:
@@ -241,12 +247,12 @@ def spark_queries(seconds: float, rounds: int) -> Iterator[Row]:
     return errors_as_rows("queries", sql_queries(int(seconds * 400_000), 5))
 
 
-# by seconds of a sample, and rounds
+# called with the seconds of a sample, and the number of rounds
 PARTS: dict[str, Callable[[float, int], Iterator[Row]]] = {
     "consume": partial(contest, drain, lambda: nullcontext(contestants.CONSUMERS)),
     "client": clients,
     "publish": partial(contest, publish, lambda: nullcontext(contestants.PRODUCERS)),
-    # longer, for a sync takes a second of it
+    # longer, because a sync takes a second
     "archive": lambda seconds, rounds: contest(drain, contestants.archivers, 1.6 * seconds, rounds),
     "latency": waiting,
     "server": serving,

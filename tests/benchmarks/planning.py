@@ -1,7 +1,7 @@
-"""Planning: which files a job reads of many on disk, and which members of them.
+"""Planning: the selection of files, and of members in them, that a job reads.
 
-It is measured in a process of its own, whose memory is what the kernel saw. The files are
-indexes, and a first member: no more is looked at.
+It is measured in its own process, whose memory the kernel reports. The files are indexes and a
+first member, because planning reads nothing else.
 """
 
 import gzip
@@ -33,7 +33,7 @@ MEMBERS = 3600  # of each file
 
 
 def make_indexes(directory: Path, topics: int, hours: int) -> None:
-    """Write a file for each topic and hour, of which there is only what a plan looks at."""
+    """Write a file for each topic and hour, with only the parts that planning reads."""
     number = 0
     for topic in (f"topic{at:03d}" for at in range(topics)):
         for hour in range(hours):
@@ -51,11 +51,11 @@ def make_indexes(directory: Path, topics: int, hours: int) -> None:
 def lines(begin_ns: int) -> bytes:
     """The lines of an index of an hour, with their total."""
     step_ns = HOUR_NS // MEMBERS
-    some = [
+    members = [
         Member(25_000 * at, 25_000, 500, begin_ns + at * step_ns, begin_ns + (at + 1) * step_ns - 1)
         for at in range(MEMBERS)
     ]
-    return encode_members(some) + total_of(some).encode()
+    return encode_members(members) + total_of(members).encode()
 
 
 def planning() -> Iterator[Row]:
@@ -72,7 +72,7 @@ def planning() -> Iterator[Row]:
 
 
 def planned(*arguments: object) -> Figures:
-    """What it took to plan, in a process of its own."""
+    """The cost of planning, in its own process."""
     command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PLAN_S)
     if done.returncode:
@@ -81,7 +81,7 @@ def planned(*arguments: object) -> Figures:
 
 
 def main(place: str, *topics: str) -> None:
-    """Plan an hour, of all topics where none is given, and print what it took."""
+    """Plan an hour of some topics, or of all, and print the cost."""
     within = TimeRange(BEGIN_NS + 4 * HOUR_NS, BEGIN_NS + 5 * HOUR_NS)
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     plan_batch(ReadSettings((place,), topics=frozenset(topics), within=within))

@@ -1,4 +1,4 @@
-"""What was measured: one JSON file a part, with the machine and its load, a line for each run."""
+"""Raw data: one JSON file for each part, with the machine and its load, and a line for each run."""
 
 import json
 import os
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: who, in which round, and its figures by name. ``error`` when there are none."""
+    """One run: the contestant, the round, and its figures by name, or an error."""
 
     name: str
     number: int
@@ -30,19 +30,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All runs of a part, and where and when they were."""
+    """All runs of a part, with facts about the machine and the time."""
 
     part: str
     facts: dict[str, object]
     rows: list[Row]
 
     def values(self, name: str, figure: str) -> list[float]:
-        """A figure of each run of a contestant that has it."""
+        """A figure of all runs of a contestant that have it."""
         figures = (row.figures for row in self.rows if row.name == name)
-        return [each[figure] for each in figures if figure in each]
+        return [run_figures[figure] for run_figures in figures if figure in run_figures]
 
     def middle(self, name: str, figure: str) -> float | None:
-        """The median of the runs; None when none ended well."""
+        """The median of the runs; None if all failed."""
         values = self.values(name, figure)
         return median(values) if values else None
 
@@ -52,7 +52,7 @@ class Result:
 
 
 def save(result: Result, directory: Path) -> None:
-    """Write a part's file; a part of one line a run reads well in a diff."""
+    """Write a part's file, with one line for each run so that diffs are readable."""
     lines = []
     for row in result.rows:
         short = {name: float(f"{value:.5g}") for name, value in row.figures.items()}
@@ -64,7 +64,7 @@ def save(result: Result, directory: Path) -> None:
 
 
 def load(part: str, directory: Path) -> Result | None:
-    """Read a part's file; None when it was not measured."""
+    """Read a part's file; None if it was not measured."""
     try:
         facts = json.loads((directory / f"{part}.json").read_text())
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def load(part: str, directory: Path) -> Result | None:
 
 
 def machine() -> dict[str, object]:
-    """What figures depend on."""
+    """The facts on which figures depend."""
     cpus = Path("/proc/cpuinfo").read_text()
     memory = Path("/proc/meminfo").read_text()
     model = re.search(r"^model name\s*: (.*)$", cpus, re.MULTILINE)

@@ -1,13 +1,13 @@
-"""All that runs in a Spark session, beside what a user would do who has only Spark.
+"""Measurements in a Spark session, compared with jobs of plain Spark.
 
-Reading: ``nsq-archive`` beside Spark's own JSON reader, written to Parquet with the same columns,
-and as a stream. Latency is from publishing to ``foreachBatch``, at 200 messages a second.
+Reading compares ``nsq-archive`` with Spark's own JSON reader, both written to Parquet with the same
+columns, and as a stream. Latency is from publishing to ``foreachBatch``, at 200 messages a second.
 
-Compaction does all it always does, also without Java: it plans, removes the 1 % of duplicates,
-sorts, and reads back what it wrote. The user's job drops duplicates and writes Parquet.
+Compaction is complete, also without Java: it plans, removes the 1 % of duplicates, sorts, and reads
+its output back. The user's job drops duplicates and writes Parquet.
 
 Publishing writes the bodies of a Parquet file to a plain topic of two Go nsqd, which keep on disk
-what does not fit in memory, beside the same rows handed to Spark's ``noop`` sink.
+the messages that do not fit in memory. It is compared with Spark's ``noop`` sink for the same rows.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def reading(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
 
 
 def read_json(spark: SparkSession, archives: Path, output: Path) -> None:
-    """With the columns that ``nsq-archive`` has."""
+    """Read JSON lines into the columns of ``nsq-archive``."""
     body = "coalesce(cast(body as binary), unbase64(body64)) AS body"
     times = ("timestamp_micros(ts div 1000) AS timestamp", "ts AS ts_ns")
     names = ("topic", "nsqd", "id", *times, "attempts", body, "_metadata.file_path AS file")
@@ -128,13 +128,13 @@ def latency(spark: SparkSession, for_s: float) -> Iterator[Row]:
 
 
 def latencies_ms(frame: DataFrame, nsqd: GoNsqd, checkpoint: Path, for_s: float) -> Figures:
-    """The time from nsqd's timestamp of a message to the moment that its batch is collected."""
-    found: list[float] = []
+    """The time from nsqd's timestamp of a message until its batch is collected."""
+    latencies: list[float] = []
 
     def note(batch: DataFrame, number: int) -> None:
         stamps = batch.select("ts_ns").toArrow()["ts_ns"].to_pylist()
         now_ns = time.time_ns()
-        found.extend((now_ns - stamp) / 1e6 for stamp in stamps)
+        latencies.extend((now_ns - stamp) / 1e6 for stamp in stamps)
 
     writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
     query = writer.foreachBatch(note).start()
@@ -148,10 +148,10 @@ def latencies_ms(frame: DataFrame, nsqd: GoNsqd, checkpoint: Path, for_s: float)
     publisher.start()
     try:
         time.sleep(for_s / 2)  # to warm up
-        found.clear()
+        latencies.clear()
         time.sleep(for_s)
-        p95 = statistics.quantiles(found, n=20)[-1]
-        return {"p50_ms": statistics.median(found), "p95_ms": p95}
+        p95 = statistics.quantiles(latencies, n=20)[-1]
+        return {"p50_ms": statistics.median(latencies), "p95_ms": p95}
     finally:
         stop.set()
         publisher.join()
@@ -159,9 +159,9 @@ def latencies_ms(frame: DataFrame, nsqd: GoNsqd, checkpoint: Path, for_s: float)
 
 
 def queries(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]:
-    """The table is what `Lander` makes of finished logs, with its defaults."""
+    """Query a table that `Lander` made of finished logs, with its defaults."""
     with TemporaryDirectory(prefix="nsq-lake-") as place:
-        logs, json, lake, output = (Path(place, each) for each in ("logs", "json", "lake", "out"))
+        logs, json, lake, output = (Path(place, name) for name in ("logs", "json", "lake", "out"))
         logs.mkdir()
         make_logs(logs, messages, 4)
         shutil.copytree(logs, json)
@@ -244,7 +244,7 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
             with job.locked():
                 job.plan()
                 job.run(run_jobs)
-            assert sum(done.duplicates for each in job.work for done in each.results) > 0
+            assert sum(done.duplicates for task in job.work for done in task.results) > 0
 
         def users_job() -> None:
             from pyspark.sql import functions as F
@@ -269,7 +269,7 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
 
 
 def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
-    """Four topics in one day, a file for each six hours."""
+    """Query four topics of one day, with a file for each six hours."""
     with TemporaryDirectory(prefix="query-") as place, spark_session(SETTINGS) as spark:
         for topic in TOPICS:
             make_logs(Path(place), messages // len(TOPICS), 4, topic=topic)
@@ -330,5 +330,5 @@ def publishing(messages: int, rounds: int) -> Iterator[Row]:
             "and noted in a ledger": with_a_ledger,
         }
         yield from in_turns(contestants, written, rounds)
-        taken = sum(nsqd.topic_stats("bench")["message_count"] for nsqd in nsqds)
-    assert taken == 2 * written * (rounds + 1), "nsqd has not got every message"
+        published = sum(nsqd.topic_stats("bench")["message_count"] for nsqd in nsqds)
+    assert published == 2 * written * (rounds + 1), "nsqd has not got every message"

@@ -1,9 +1,9 @@
-"""How many modules a reader has to visit to follow one message through a command.
+"""Count the modules that a reader has to visit to follow one message through a command.
 
     python tests/benchmarks/stops.py [--list]
 
 A stop is a module of nsqtools of which a function runs, on any thread, between the command line and
-the exit; what runs while modules are imported does not count.
+the exit. Code that runs during imports does not count.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from typing import Any
 
 TOPIC = "stops"
 MOST = {"tail": 43, "pub": 35, "to-file": 59}
-"""As many as a reader can follow."""
+"""The most modules that a reader can follow."""
 SECONDS = 60.0
 
 
@@ -47,7 +47,7 @@ def followed(arguments: list[str]) -> list[str]:
 
 
 def declares(frame: FrameType | None) -> bool:
-    """Whether ``frame`` was called while a module of nsqtools is imported, to declare something."""
+    """Whether ``frame`` runs because a module of nsqtools is being imported."""
     while frame := frame and frame.f_back:
         is_ours = frame.f_globals.get("__name__", "").startswith("nsqtools.")
         if is_ours and frame.f_code.co_name == "<module>":
@@ -70,24 +70,24 @@ def measure() -> dict[str, list[str]]:
 
     with EmbeddedNsqd() as server, TemporaryDirectory() as directory:
         nsqd = ["--nsqd-tcp-address", server.tcp_address]
-        found = {"pub": in_a_process(["pub", "-t", TOPIC, *nsqd], "one\ntwo\n")}
+        modules = {"pub": in_a_process(["pub", "-t", TOPIC, *nsqd], "one\ntwo\n")}
         archive = ["to-file", "-t", TOPIC, "-n", "2", "--output-dir", directory]
         both = [*nsqd, "--nsqd-http-address", server.http_address]
-        found["to-file"] = in_a_process([*archive, *both])
+        modules["to-file"] = in_a_process([*archive, *both])
         in_a_process(["pub", "-t", TOPIC, *nsqd], "three\n")
-        found["tail"] = in_a_process(["tail", "-t", TOPIC, "-n", "1", "-c", "nsq_to_file", *both])
-    return found
+        modules["tail"] = in_a_process(["tail", "-t", TOPIC, "-n", "1", "-c", "nsq_to_file", *both])
+    return modules
 
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--follow"]:
         print(*followed(arguments[1:]), file=sys.stderr)
         return
-    found = measure()
+    measured = measure()
     print(f"{'command':10} {'most':>4} {'now':>4}")
     for name, most in MOST.items():
-        print(f"{name:10} {most:4} {len(found[name]):4}")
-    for name, modules in found.items() if "--list" in arguments else ():
+        print(f"{name:10} {most:4} {len(measured[name]):4}")
+    for name, modules in measured.items() if "--list" in arguments else ():
         print(f"\n{name}:", *modules, sep="\n  ")
 
 

@@ -1,6 +1,6 @@
-"""The benchmarks run: every contestant does its work, and a report has what was measured.
+"""The benchmarks run: every contestant does its work, and a report has the figures.
 
-How fast is for a person to read.
+The speed itself is not tested.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,18 @@ from plugins.daemons import GoNsqd
 
 CHECKOUT = Path(__file__).parents[2]
 MESSAGES = 2000
-RELIABLE = [each for each in CONSUMERS if not (each.leaves or "--tls" in each.line)]
-RELIABLE += [each for each in CLIENTS if "aio" in each.line]
+RELIABLE = [
+    contestant for contestant in CONSUMERS if not (contestant.leaves or "--tls" in contestant.line)
+]
+RELIABLE += [contestant for contestant in CLIENTS if "aio" in contestant.line]
 
 
 @pytest.mark.parametrize(
     ("measure", "entered"),
-    [(drain, RELIABLE), (publish, [each for each in PRODUCERS if not each.is_endless])],
+    [
+        (drain, RELIABLE),
+        (publish, [contestant for contestant in PRODUCERS if not contestant.is_endless]),
+    ],
     ids=["drain", "publish"],
 )
 def test_contestants_work(nsqd: GoNsqd, measure: parts.Measure, entered: list[Contestant]) -> None:
@@ -39,7 +44,7 @@ def test_publishing_one_by_one_is_measured(nsqd: GoNsqd, line: str) -> None:
 
 
 def test_landing_is_measured() -> None:
-    """And what the benchmarks of tables and of Spark use is where they look for it."""
+    """Also check that everything imported by the benchmarks of tables and Spark exists."""
     pytest.importorskip("pyspark")
     from benchmarks import lake, planning, spark
 
@@ -49,9 +54,13 @@ def test_landing_is_measured() -> None:
 
 
 def test_a_message_passes_few_modules() -> None:
-    found = stops.measure()
+    stops_of_commands = stops.measure()
 
-    assert {name: some for name, some in found.items() if len(some) > stops.MOST[name]} == {}
+    assert {
+        name: modules
+        for name, modules in stops_of_commands.items()
+        if len(modules) > stops.MOST[name]
+    } == {}
 
 
 def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
@@ -60,14 +69,14 @@ def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:
         publish(nsqd, idle, MESSAGES)
 
 
-def test_the_documents_have_every_block_with_the_figures_of_the_raw_data() -> None:
+def test_the_documents_have_the_figures_of_the_raw_data() -> None:
     texts = "".join((CHECKOUT / name).read_text("utf-8") for name in DOCUMENTS)
 
     assert render(texts) == texts, "run: .venv/bin/python tests/benchmarks report --render"
     assert [name for name in BLOCKS if f"<!-- measured: {name} -->" not in texts] == []
 
 
-def test_a_run_that_fails_is_said_and_ends_no_other(
+def test_a_failed_run_is_reported_and_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def some(seconds: float, rounds: int) -> Iterator[Row]:
@@ -82,13 +91,13 @@ def test_a_run_that_fails_is_said_and_ends_no_other(
 
     result = load("startup", tmp_path)
     assert [row.figures for row in result.rows] == [{"ms": 12.346}, {}, {"ms": 24.7}]
-    made = render("<!-- measured: startup -->\n<!-- end -->", tmp_path)
-    assert "| `nsq --version` | - | - |" in made
-    assert "Failed in this run: `nsq --version`." in made
+    rendered = render("<!-- measured: startup -->\n<!-- end -->", tmp_path)
+    assert "| `nsq --version` | - | - |" in rendered
+    assert "Failed in this run: `nsq --version`." in rendered
     assert "Not measured" in render("<!-- measured: spark -->\n<!-- end -->", tmp_path)
 
 
-def test_a_late_part_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_part_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = (Row("a", n, {"ms": 1.0}) for n in range(9))
     monkeypatch.setitem(parts.PARTS, "startup", lambda *_: endless)
 
