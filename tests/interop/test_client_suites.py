@@ -19,7 +19,7 @@ from plugins.servers import AnyNsqd, Serve
 pytestmark = pytest.mark.slow
 
 NSQJS = "nsqjs@0.13.0"
-# What its suite imports; its package.json has more, for style and release.
+# The imports of its suite; its package.json has more, for style and release.
 NSQJS_NEEDS = "mocha@9 should@13 sinon@11 nock@13 async-retry@1 p-event@4 temp@0.9 snappystream@2"
 TOKIO_NSQ = "0.14.0"
 
@@ -35,7 +35,7 @@ def fetch(command: list[str], folder: Path) -> str:
 
 
 def free_base() -> int:
-    """Return a port of which the next thousand are probably free, too."""
+    """Return a port that is followed by a thousand ports that are probably free as well."""
     for base in range(20_000, 30_000, 1_000):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", base)):

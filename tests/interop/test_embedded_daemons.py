@@ -22,7 +22,7 @@ def run(command: list[str | Path], stdin: str = "") -> str:
 
 
 @pytest.mark.parametrize("option", ["snappy,true", "deflate,true", "tls_v1,true"])
-def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
+def test_nsq_to_file_archives_messages_of_to_nsq_through_every_layer(
     embedded_nsqd: AnyNsqd,
     go_program: GoProgram,
     certificates: Certificates,
@@ -78,8 +78,8 @@ def test_registrations_survive_a_restart_of_either_daemon(joined: Joined) -> Non
 
     def is_announced() -> bool:
         channels = lookupd.json("/channels", topic="clicks")["channels"]
-        found = [lookupd.producers("clicks"), lookupd.producers("empty"), channels]
-        return found == [[nsqd.tcp_address], [nsqd.tcp_address], ["archive"]]
+        announced = [lookupd.producers("clicks"), lookupd.producers("empty"), channels]
+        return announced == [[nsqd.tcp_address], [nsqd.tcp_address], ["archive"]]
 
     def nodes() -> list[object]:
         return lookupd.json("/nodes")["producers"]
@@ -121,8 +121,8 @@ def test_nsq_stat_and_nsqadmin_work_with_the_embedded_daemons(
     wait_until(lambda: lookupd.json("/channels", topic="clicks")["channels"], what="the channel")
     place = f"-lookupd-http-address={lookupd.http_address}"
     stat = [go_program("nsq_stat"), "-topic=clicks", "-channel=ch", "-count=1", "-interval=100ms"]
-    shown = subprocess.check_output([*stat, place], timeout=patience_s(10))
-    assert b"3" in shown.splitlines()[2].split()
+    output = subprocess.check_output([*stat, place], timeout=patience_s(10))
+    assert b"3" in output.splitlines()[2].split()
     admin = serve(Daemon("nsqadmin", [place], listeners={"HTTP": "http_address"}))
     topic = json.loads(admin.get("/api/topics/clicks"))
     assert (topic["message_count"], topic["channels"][0]["depth"]) == (3, 3)

@@ -1,6 +1,6 @@
-"""Every flag of the utilities of NSQ: the same command line, the Go program and ours side by side.
+"""Every flag of the NSQ utilities: the same command line for the Go program and for ours.
 
-A flag that the Go program has and no command line here has fails, as does one that we do not know.
+The tests fail if no command line here has a flag of the Go program, or if we do not support it.
 """
 
 import gzip
@@ -39,14 +39,14 @@ OURS = "import sys; from nsqtools.cli.main import main; sys.argv[0] = '{}'; sys.
 
 
 def tried(name: str) -> set[str]:
-    """What looks like a flag in the functions here that run a utility."""
+    """The flags in the source of the functions here that run a utility."""
     functions = filter(inspect.isfunction, globals().values())
     sources = [one for one in map(inspect.getsource, functions) if re.search(rf"\b{name}[ (]", one)]
     return {*re.findall(r"(?<![\w-])--?([a-z][a-z-]*)", "".join(sources)), "version"}
 
 
 class World(NamedTuple):
-    """Daemons for all tests of this file; each test has topics of its own."""
+    """Daemons for all tests of this file; each test has its own topics."""
 
     nsqd: GoNsqd
     lookupd: GoNsqlookupd
@@ -60,7 +60,7 @@ class World(NamedTuple):
         return [sys.executable, "-c", OURS.format(name), *arguments]
 
     def drain(self, side: str, line: str, *topics: str) -> Result:
-        """Run it until the side's channel of each topic is empty, and end it."""
+        """Run a command line until the side's channel of each topic is empty, then stop it."""
         ended = run(
             self.command(side, line), until=lambda: all(self.is_empty(t, side) for t in topics)
         )
@@ -92,7 +92,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def run(
     command: list[str], stdin: bytes = b"", until: Callable[[], object] | None = None
 ) -> Result:
-    """Run a program to its end, or until something holds and then to its end by SIGTERM."""
+    """Run a program to its end, or until a condition is true and then stop it with SIGTERM."""
     with running(command) as process:
         if until is not None:
             wait_until(until, what=" ".join(command), timeout_s=15)
@@ -103,7 +103,7 @@ def run(
 
 @contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A program, which is killed in the end."""
+    """Start a program, and kill it at the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
@@ -121,14 +121,14 @@ def test_every_flag_of_the_go_program_is_supported_and_tested(name: str) -> None
     assert theirs <= tried(name)
     for entry in re.split(r"^  -", help.decode(), flags=re.MULTILINE)[1:]:
         flag = UTILITIES[name][re.match(r"[a-z-]+", entry)[0]]  # type: ignore[index]
-        found = re.search(r"\(default (?!is )(.*?)\)\s*$", entry)
-        if found is not None:
-            shown = flag.kind.show(flag.default).replace("\n", "\\n")
-            assert found[1].strip('"') == shown.strip('"'), entry
+        default = re.search(r"\(default (?!is )(.*?)\)\s*$", entry)
+        if default is not None:
+            our_default = flag.kind.show(flag.default).replace("\n", "\\n")
+            assert default[1].strip('"') == our_default.strip('"'), entry
 
 
 @pytest.mark.parametrize("name", UTILITIES)
-def test_usage_errors_and_versions_are_those_of_go(
+def test_usage_errors_and_versions_match_the_go_programs(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (["-nonsense"], ["-h"], [], ["-topic"], ["-topic=a", "-channel=c"]):
@@ -188,7 +188,7 @@ def test_to_nsq_ends_without_nsqd(world: World) -> None:
         with running(world.command(side, line)) as process:
             process.stdin.write(b"one\n")
             process.stdin.flush()
-            assert process.wait(DEADLINE_S) == 1  # while its input stays open
+            assert process.wait(DEADLINE_S) == 1  # although its input stays open
             assert b"connection refused" in process.communicate()[1]
 
 
@@ -211,7 +211,7 @@ def test_nsqadmin(world: World) -> None:
     assert answers["ours"] == answers["go"]
 
 
-def test_flags_of_nsqadmin_become_options_of_nsq_web_or_are_refused_by_name(
+def test_flags_of_nsqadmin_become_options_of_nsq_web_or_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["-nsqd-http-address=h:4151", "-http-client-tls-cert=c.pem"]
@@ -233,7 +233,7 @@ def test_flags_of_nsqadmin_become_options_of_nsq_web_or_are_refused_by_name(
         assert flag.partition("=")[0] in capsys.readouterr().err
 
 
-def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(world: World) -> None:
+def test_an_unknown_client_option_is_a_usage_error(world: World) -> None:
     for name, flag in product(UTILITIES, ("consumer-opt", "producer-opt")):
         if flag in UTILITIES[name] and name != "nsq_to_file":
             line = f"{name} -topic=t -nsqd-tcp-address=127.0.0.1:1 -{flag}=no_such,1"
@@ -244,8 +244,11 @@ def test_an_option_of_the_client_that_does_not_exist_is_wrong_usage(world: World
 
 def test_stat(world: World) -> None:
     world.fill("stat", b"one", b"two")
-    for asked in (f"-nsqd-http-address {world.nsqd.http_address}", "-lookupd-http-address LOOKUPD"):
-        line = f"""nsq_stat -topic stat -channel go -count 2 -interval=200ms {asked}
+    for address in (
+        f"-nsqd-http-address {world.nsqd.http_address}",
+        "-lookupd-http-address LOOKUPD",
+    ):
+        line = f"""nsq_stat -topic stat -channel go -count 2 -interval=200ms {address}
             -http-client-connect-timeout=1s -http-client-request-timeout 3s"""
         theirs, ours = (run(world.command(side, line)) for side in SIDES)
 
@@ -254,14 +257,14 @@ def test_stat(world: World) -> None:
 
 
 def files_below(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """The files, with their modes and text; those that are hidden are ours alone."""
-    found = {}
+    """The files with their modes and text, without hidden files, which only we write."""
+    files = {}
     for path in directory.rglob("*"):
         if path.is_file() and not path.name.startswith("."):
             read = gzip.open if path.suffix == ".gz" else open
             with read(path, "rb") as file:
-                found[str(path.relative_to(directory))] = (path.stat().st_mode, file.read())
-    return found
+                files[str(path.relative_to(directory))] = (path.stat().st_mode, file.read())
+    return files
 
 
 def words(files: dict[str, tuple[int, bytes]]) -> list[bytes]:
@@ -277,20 +280,20 @@ def nsq_to_file(directory: Path, more: str) -> str:
 def test_file_names_and_text(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     world.fill("file", b"first")
-    more = """-topic file -filename-format '<TOPIC>/<HOST><REV>.<DATETIME>.txt'
+    flags = """-topic file -filename-format '<TOPIC>/<HOST><REV>.<DATETIME>.txt'
         -datetime-format %Y%m%d%Z%z -host-identifier 'box-<SHORT_HOST>' -max-in-flight 10
         -consumer-opt msg_timeout,10s -log-level=fatal -log-prefix 'x '"""
     for body in (b"second", b"third"):
         for side in SIDES:
-            world.drain(side, nsq_to_file(tmp_path / side, more), "file")
+            world.drain(side, nsq_to_file(tmp_path / side, flags), "file")
         world.nsqd.publish("file", body)
     theirs, ours = (files_below(tmp_path / side) for side in SIDES)
 
     [(name, (mode, _))] = theirs.items()
     assert re.fullmatch(r"file/box-[^/]+\.\d{8}JST\+0900\.txt", name)
-    # ours is not appended to: the second run begins another file
+    # we never append to a file: the second run begins another one
     assert ours.keys() == {name, name.replace(".txt", "-000001.txt")}
-    assert {found for found, _ in ours.values()} == {mode}
+    assert {file_mode for file_mode, _ in ours.values()} == {mode}
     assert words(ours) == words(theirs)
 
 
@@ -299,14 +302,14 @@ def test_compressed_files_have_revs_and_come_from_a_work_dir(world: World, tmp_p
     for side in SIDES:
         work = tmp_path / f"{side}.work"
         work.mkdir()
-        more = f"""-topic=gz -gzip=true -gzip-level 9 -rotate-size=49 -work-dir {work}
+        flags = f"""-topic=gz -gzip=true -gzip-level 9 -rotate-size=49 -work-dir {work}
             -filename-format '<TOPIC><REV>.log' -max-in-flight=30"""
-        world.drain(side, nsq_to_file(tmp_path / side, more), "gz")
+        world.drain(side, nsq_to_file(tmp_path / side, flags), "gz")
         assert files_below(work) == {}
     theirs, ours = (files_below(tmp_path / side) for side in SIDES)
 
     assert sorted(theirs)[:3] == ["gz-000000.log.gz", "gz-000001.log.gz", "gz-000002.log.gz"]
-    # a size is exceeded by what was synced together; no file of ours is empty
+    # messages that are synced together may exceed the size; none of our files is empty
     *full, last = sorted(ours)
     assert all(len(ours[name][1]) >= 49 for name in full)
     assert last == f"gz-{len(full):06d}.log.gz"
@@ -316,32 +319,32 @@ def test_compressed_files_have_revs_and_come_from_a_work_dir(world: World, tmp_p
 def test_a_pattern_selects_topics_and_filters_named_ones(world: World, tmp_path: Path) -> None:
     for topic in ("pat.a", "pat.b", "other"):
         world.fill(topic, b"x")
-    more = """-lookupd-http-address LOOKUPD -topic-pattern ^pat -topic-refresh=100ms
+    flags = """-lookupd-http-address LOOKUPD -topic-pattern ^pat -topic-refresh=100ms
         -http-client-connect-timeout=1s -http-client-request-timeout=2s
         '-filename-format=<TOPIC>.log' """
     for side in SIDES:
-        world.drain(side, nsq_to_file(tmp_path / f"{side}0", more), "pat.a", "pat.b")
+        world.drain(side, nsq_to_file(tmp_path / f"{side}0", flags), "pat.a", "pat.b")
         world.fill("pat.b", b"y")
-        given = f"{more} -topic=pat.b -topic other"
-        world.drain(side, nsq_to_file(tmp_path / f"{side}1", given), "pat.b")
+        named_flags = f"{flags} -topic=pat.b -topic other"
+        world.drain(side, nsq_to_file(tmp_path / f"{side}1", named_flags), "pat.b")
         assert set(files_below(tmp_path / f"{side}0")) == {"pat.a.log", "pat.b.log"}
         assert set(files_below(tmp_path / f"{side}1")) == {"pat.b.log"}
     assert world.nsqd.depth("other", "ours") == world.nsqd.depth("other", "go")
 
 
-def test_files_are_rotated_by_age_also_empty_ones(world: World, tmp_path: Path) -> None:
+def test_files_are_rotated_by_age_even_if_empty(world: World, tmp_path: Path) -> None:
     world.fill("age", channels=("go", "ours"))
-    more = "-topic=age -rotate-interval=200ms '-filename-format=<TOPIC><REV>.log'"
+    flags = "-topic=age -rotate-interval=200ms '-filename-format=<TOPIC><REV>.log'"
     for side in SIDES:
         directory, skipping = tmp_path / side, tmp_path / f"{side}.skip"
-        command = world.command(side, nsq_to_file(directory, more))
+        command = world.command(side, nsq_to_file(directory, flags))
         assert run(command, until=lambda d=directory: len(files_below(d)) >= 3).status == 0
         assert "age-000001.log" in files_below(directory)
-        command = world.command(side, nsq_to_file(skipping, f"{more} -skip-empty-files"))
+        command = world.command(side, nsq_to_file(skipping, f"{flags} -skip-empty-files"))
 
         def has_consumed_for_a_while(side: str = side) -> bool:
             clients = world.nsqd.channel_stats("age", side)["clients"]
-            return any(time.time() - each["connect_ts"] > 1.5 for each in clients)
+            return any(time.time() - client["connect_ts"] > 1.5 for client in clients)
 
         ended = run(command, until=has_consumed_for_a_while)
         assert (ended.status, files_below(skipping)) == (0, {}), ended.err
@@ -367,13 +370,13 @@ def test_mirror_by_json_fields(world: World) -> None:
             -lookupd-http-address LOOKUPD -consumer-opt default_requeue_delay,0s
             -consumer-opt=max_backoff_duration,0s"""
         world.drain(side, line, "json")
-        found = [body.replace(b" ", b"") for body in bodies_in(world.nsqd, f"json.{side}", 2)]
-        assert found == [b'{"a":"1","b":"x"}', b'{"a":1}']
+        mirrored = [body.replace(b" ", b"") for body in bodies_in(world.nsqd, f"json.{side}", 2)]
+        assert mirrored == [b'{"a":"1","b":"x"}', b'{"a":1}']
 
 
 def test_post(world: World, http_server: MakeServer) -> None:
     world.fill("post", b"one", b"\xff{two}")
-    seen = {}
+    posted = {}
     for side in SIDES:
         server = http_server()
         line = f"""nsq_to_http -topic=post -channel SIDE -n=2 -post '{server.url}/a{{b}}?c=%20'
@@ -383,16 +386,21 @@ def test_post(world: World, http_server: MakeServer) -> None:
             -nsqd-tcp-address NSQD"""
         world.drain(side, line, "post")
         headers = ("Content-Type", "X-One", "X-Two", "User-Agent", "Content-Length")
-        seen[side] = sorted(
-            (each.method, each.target, each.body, *(each.headers[name] for name in headers))
-            for each in server.requests
+        posted[side] = sorted(
+            (
+                request.method,
+                request.target,
+                request.body,
+                *(request.headers[name] for name in headers),
+            )
+            for request in server.requests
         )
-        assert all(each.headers["Host"] in server.url for each in server.requests)
-    assert [request[1:] for request in seen["ours"]] == [request[1:] for request in seen["go"]]
-    assert len(seen["ours"]) == 2
+        assert all(request.headers["Host"] in server.url for request in server.requests)
+    assert [request[1:] for request in posted["ours"]] == [request[1:] for request in posted["go"]]
+    assert len(posted["ours"]) == 2
 
 
-def test_every_other_mode_sends_to_each_address(world: World, http_server: MakeServer) -> None:
+def test_the_other_modes_send_to_each_address(world: World, http_server: MakeServer) -> None:
     for mode, side in product(("multicast", ""), SIDES):
         topic = f"mode.{mode}.{side}"
         world.fill(topic, b"one", b"two", channels=(side,))

@@ -1,7 +1,7 @@
 """Each program continues with the files of the other, without loss or change.
 
-These are data directories, between both nsqd in every order, and archives of the Go nsq_to_file,
-including truncated ones.
+The files are data directories, between both nsqd in every order, and archives of the Go
+nsq_to_file, including truncated ones.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ SMALL_FILES = "-max-bytes-per-file=1000"
 
 
 def hand_on(serve: Serve, server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
-    """Stop a server, and let others open its directory one after the other: the last runs."""
+    """Stop a server, and start others in its directory one after the other; return the last one."""
     for kind in kinds:
         server.stop()
         server = serve(kind(server.data_path, *flags))
@@ -53,9 +53,9 @@ def test_messages_in_every_state_arrive(kinds: Kinds, data_path: DataPath, serve
     assert {message.body for message in received} == bodies | {b"deferred"}
     delivered_before = {message.id: message for message in held}
     for message in received:
-        before = delivered_before.get(message.id)
-        if before is not None:
-            assert (message.attempts, message.timestamp_ns) == (2, before.timestamp_ns)
+        delivered = delivered_before.get(message.id)
+        if delivered is not None:
+            assert (message.attempts, message.timestamp_ns) == (2, delivered.timestamp_ns)
     assert last.channel_stats("t", "ch")["depth"] == 0
 
 
@@ -106,20 +106,20 @@ def test_a_directory_in_use_is_refused(
     directory = data_path()
     serve(kind(directory))
 
-    for other in (GoNsqd(directory), EmbeddedServer(directory)):
+    for second in (GoNsqd(directory), EmbeddedServer(directory)):
         with pytest.raises(Exception, match="cannot flock directory"):
-            other.start()
-        other.kill()
+            second.start()
+        second.kill()
 
 
 TOPIC, CHANNEL = "clicks", "archive"
 COUNT = 3000
 
 
-def test_a_torn_file_is_printed_as_far_as_zcat_reads_it_and_replayed_once_it_is_repaired(
+def test_a_truncated_file_is_printed_repaired_and_replayed(
     nsqd: GoNsqd, tmp_path: Path, go_program: GoProgram, run_nsq: RunNsq
 ) -> None:
-    """It has several gzip members, and the last one is cut off."""
+    """The file has several gzip members, of which the last one is truncated."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *[b"message %d" % number for number in range(COUNT)])
     address = f"-nsqd-tcp-address={nsqd.tcp_address}"
@@ -134,15 +134,15 @@ def test_a_torn_file_is_printed_as_far_as_zcat_reads_it_and_replayed_once_it_is_
     path.write_bytes(path.read_bytes().rstrip(b"\0")[:-30])
     partly = subprocess.run(["zcat", path], capture_output=True, check=False)
     assert partly.returncode != 0
-    *whole, _ = partly.stdout.split(b"\n")
+    *complete, _ = partly.stdout.split(b"\n")
 
     printed = run_nsq(["archive", "cat", str(path)])
     assert printed.status == 6
     assert "cut off in the member" in printed.err
-    assert printed.out.split(b"\n")[: len(whole)] == whole
+    assert printed.out.split(b"\n")[: len(complete)] == complete
 
     assert run_nsq(["archive", "repair", str(path)]).status == 0
-    assert subprocess.check_output(["zcat", path]).split(b"\n")[:-1] == whole
+    assert subprocess.check_output(["zcat", path]).split(b"\n")[:-1] == complete
 
     assert run_nsq(["replay", str(path), "--topic", "again", f"-{address}"]).status == 0
-    assert nsqd.topic_stats("again")["message_count"] == len(whole)
+    assert nsqd.topic_stats("again")["message_count"] == len(complete)

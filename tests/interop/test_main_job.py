@@ -28,12 +28,12 @@ TRANSPORTS = {
     "tls-snappy": ["--tls", "--snappy"],
     "tls-deflate": ["--tls", "--deflate-level", "1"],
 }
-# Together they run the code of all others, each layer of which tests/conformance tries alone.
+# Together they cover the code of all others, whose layers tests/conformance tests one by one.
 SHORT_FORMS = ["1.1.0", "tls-snappy", "tls-deflate"]
 
 
 def made_log(path: Path, size: int) -> Path:
-    """Write lines of every length and of every byte, of at least so many bytes."""
+    """Write at least ``size`` bytes of lines with all lengths and bytes."""
     chance = random.Random(size)
     bodies = (chance.randbytes(chance.randrange(1, 400)) for _ in range(10_000))
     block = b"".join(body.replace(b"\n", b"-") + b"\n" for body in bodies)
@@ -91,4 +91,4 @@ def test_a_log_arrives_unchanged(
     assert pub.stderr.decode().startswith(f"nsq: {count} confirmed, 0 rejected")
     assert tail.returncode == 0, tail_said.decode()
     is_same = sorted_lines(out) == lines
-    assert is_same  # the difference of such lists takes an hour to print
+    assert is_same  # pytest would take an hour to print the difference of such lists
