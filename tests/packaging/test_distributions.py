@@ -1,6 +1,7 @@
-"""What is published: a wheel and an sdist that have everything, and work where they are installed:
+"""The published wheel and sdist are complete, and work after their installation.
 
-in an empty environment of this Python (``-m slow``: of every other that is here and supported).
+They are installed into an empty environment of this Python; with ``-m slow``, of every other
+supported Python on this machine.
 """
 
 import json
@@ -62,8 +63,8 @@ assert sorted(bodies) == [b"one", b"two"]
 print("fine")
 """
 
-RELEASED_AT = 1_790_000_000  # SOURCE_DATE_EPOCH: the time of everything that is built
-MOST_PACKAGES = 22  # that the base installation may bring along
+RELEASED_AT = 1_790_000_000  # SOURCE_DATE_EPOCH: the time of all built files
+MOST_PACKAGES = 22  # dependencies that the base installation may have
 
 
 class Distributions(NamedTuple):
@@ -82,11 +83,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     [source] = (directory / "source").iterdir()
     for path in source.rglob("*"):
         os.utime(path, (1_700_000_000, 1_700_000_000))
-    before = os.umask(0o077)
+    umask = os.umask(0o077)
     try:
         return Distributions(*first, *build(source, directory / "again"))
     finally:
-        os.umask(before)
+        os.umask(umask)
 
 
 def build(source: Path, into: Path) -> tuple[Path, Path]:
@@ -97,7 +98,7 @@ def build(source: Path, into: Path) -> tuple[Path, Path]:
 
 
 def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
-    """Run a command as a user would, outside of what tests set; return what it printed."""
+    """Run a command as a user would, without the settings of the tests; return its output."""
     testing = ("PYTHON", "COVERAGE", "PYTEST")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(testing)}
     environ["SOURCE_DATE_EPOCH"] = str(RELEASED_AT)
@@ -108,10 +109,10 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_two_builds_are_the_same_bytes_and_the_index_would_take_them(built: Distributions) -> None:
-    """In another directory, from files of other times, and with another umask."""
-    said = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
-    assert said.count("PASSED") == 4
+def test_builds_are_reproducible_and_pass_the_checks_of_twine(built: Distributions) -> None:
+    """The second build has another directory, other file times and another umask."""
+    output = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
+    assert output.count("PASSED") == 4
     with zipfile.ZipFile(built.wheel) as ours, zipfile.ZipFile(built.wheel_of_sdist) as again:
         assert ours.namelist() == again.namelist()
         different = [name for name in ours.namelist() if ours.read(name) != again.read(name)]
@@ -122,7 +123,7 @@ def test_two_builds_are_the_same_bytes_and_the_index_would_take_them(built: Dist
         assert {member.mtime for member in archive} == {RELEASED_AT}
 
 
-def test_both_have_every_file_that_the_package_needs(built: Distributions) -> None:
+def test_wheel_and_sdist_have_every_file_of_the_package(built: Distributions) -> None:
     files = {
         path.relative_to(CHECKOUT).as_posix()
         for path in (CHECKOUT / "nsqtools").rglob("*")
@@ -133,37 +134,37 @@ def test_both_have_every_file_that_the_package_needs(built: Distributions) -> No
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(built.wheel) as wheel:
         names = "\n".join(wheel.namelist())
-    # what Spark wants at the top is kept elsewhere
+    # modules that Spark needs at the top level have another place
     in_wheel = set(re.sub("^(?=pyspark_)", "nsqtools/spark/top_level/", names, flags=re.M).split())
 
     assert (files - in_sdist, files - in_wheel) == (set(), set())
-    others = {"CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile", "tests/conftest.py"}
-    assert others <= in_sdist
+    documents = {"CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile", "tests/conftest.py"}
+    assert documents <= in_sdist
     assert [name for name in in_sdist if name.startswith("tests/go/bin")] == []
 
 
-def test_the_wheel_says_and_has_what_installers_and_programs_look_for(built: Distributions) -> None:
+def test_the_wheel_has_metadata_entry_points_and_shared_files(built: Distributions) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = wheel.namelist()
         [info] = {name.partition("/")[0] for name in names if ".dist-info/" in name}
-        said = message_from_bytes(wheel.read(f"{info}/METADATA"))
+        core = message_from_bytes(wheel.read(f"{info}/METADATA"))
         entry_points = wheel.read(f"{info}/entry_points.txt").decode()
     shared = {name.partition(".data/data/")[2] for name in names}
     manual = {path.relative_to(CHECKOUT) for path in CHECKOUT.glob("man/man?/*")}
 
-    assert (said["Name"], said["Version"]) == ("nsqtools", nsqtools.__version__)
-    assert said["License-Expression"] == "MIT"
-    assert said["Requires-Python"] == ">=3.11"
-    extras = set(said.get_all("Provides-Extra", []))
+    assert (core["Name"], core["Version"]) == ("nsqtools", nsqtools.__version__)
+    assert core["License-Expression"] == "MIT"
+    assert core["Requires-Python"] == ">=3.11"
+    extras = set(core.get_all("Provides-Extra", []))
     assert {"auth-regex", "http", "object-store", "spark", "spark-java", "test", "top"} <= extras
-    assert "Typing :: Typed" in said.get_all("Classifier", [])
-    assert said["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in core.get_all("Classifier", [])
+    assert core["Description-Content-Type"] == "text/markdown"
     assert {"nsqtools/py.typed", f"{info}/licenses/LICENSE"} <= set(names)
     assert "[pytest11]\nnsqtools = nsqtools.testing.pytest_plugin\n" in f"{entry_points}\n"
     assert len(manual) > 30
     assert {f"share/{path.as_posix()}" for path in manual} <= shared
     shells = ("bash-completion/completions/nsq", "zsh/site-functions/_nsq")
-    assert {f"share/{each}" for each in (*shells, "fish/vendor_completions.d/nsq.fish")} <= shared
+    assert {f"share/{path}" for path in (*shells, "fish/vendor_completions.d/nsq.fish")} <= shared
 
 
 KINDS = {"Highlights", "Upgrading", "Added", "Changed", "Removed", "Fixed", "Security"}
@@ -173,9 +174,11 @@ def test_the_version_the_changelog_and_the_supported_pythons_agree() -> None:
     assert PROJECT["dynamic"] == ["version"]
     declared = re.compile(rf"""version\s*[=:]\s*["']?{re.escape(nsqtools.__version__)}""", re.I)
     modules = set((CHECKOUT / "nsqtools").rglob("*.py")) - {Path(nsqtools.__file__)}
-    others = [*CHECKOUT.glob("*.toml"), CHECKOUT / "Dockerfile"]
+    settings = [*CHECKOUT.glob("*.toml"), CHECKOUT / "Dockerfile"]
 
-    assert [each for each in (*modules, *others) if declared.search(each.read_text("utf-8"))] == []
+    assert [
+        path for path in (*modules, *settings) if declared.search(path.read_text("utf-8"))
+    ] == []
     assert re.fullmatch(r"\d+\.\d+\.\d+", nsqtools.__version__)
     text = (CHECKOUT / "CHANGELOG.md").read_text("utf-8")
     sections = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
@@ -196,15 +199,17 @@ OTHERS = {*SUPPORTED} - {sys.version_info.minor}
 
 
 @pytest.mark.parametrize("minor", [slow(n) if n in OTHERS else n for n in SUPPORTED])
-def test_the_wheel_works_where_nothing_is(built: Distributions, tmp_path: Path, minor: int) -> None:
+def test_the_wheel_works_in_an_empty_environment(
+    built: Distributions, tmp_path: Path, minor: int
+) -> None:
     home, work = tmp_path / "venv", tmp_path / "elsewhere"
     work.mkdir()
     uv = [sys.executable, "-m", "uv"]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    there = next(pyenv.glob(f"versions/3.{minor}.*/bin/python"), f"3.{minor}")
-    wanted = there if minor in OTHERS else sys.executable
-    made = [*uv, "venv", "--quiet", "--no-python-downloads", "--python", wanted, home]
-    if subprocess.run(made).returncode and minor in OTHERS:
+    other_python = next(pyenv.glob(f"versions/3.{minor}.*/bin/python"), f"3.{minor}")
+    version = other_python if minor in OTHERS else sys.executable
+    create = [*uv, "venv", "--quiet", "--no-python-downloads", "--python", version, home]
+    if subprocess.run(create).returncode and minor in OTHERS:
         pytest.skip(f"there is no Python 3.{minor} here")
     python, nsq = home / "bin/python", home / "bin/nsq"
     install = [*uv, "pip", "install", "--quiet", "--python", python]
@@ -221,10 +226,10 @@ def test_the_wheel_works_where_nothing_is(built: Distributions, tmp_path: Path, 
             rf"hint: Install it with: pip install 'nsqtools\[{extra}\]'\n",
             failed.stderr,
         )
-    shown, status = pexpect.run(
+    output, status = pexpect.run(
         f"{nsq} top", cwd=work, env={**os.environ, "TERM": "xterm"}, withexitstatus=True
     )
-    assert (status, b"pip install 'nsqtools[top]'" in shown) == (1, True)
+    assert (status, b"pip install 'nsqtools[top]'" in output) == (1, True)
     run([*install, f"nsqtools[standard] @ {built.wheel.as_uri()}"])
     assert run([python, "-W", "error", "-c", SMOKE], cwd=work) == "fine\n"
     with EmbeddedNsqd() as nsqd:
@@ -242,7 +247,7 @@ LOCKED_EXTRAS += ["spark", "spark-java", "test"]
 
 @pytest.fixture(scope="module")
 def locked() -> dict[str, str]:
-    """The constraints that hold for this Python: version by name."""
+    """The constraints for this Python: version by name."""
     here = {}
     for line in (CI / "constraints.txt").read_text().splitlines():
         if re.match(r"[\w.-]+==", line):
@@ -252,38 +257,43 @@ def locked() -> dict[str, str]:
     return here
 
 
-def test_each_dependency_is_locked_with_hashes_at_versions_that_fit(locked: dict[str, str]) -> None:
+def test_each_dependency_is_locked_with_hashes_at_a_matching_version(
+    locked: dict[str, str],
+) -> None:
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
+    requirements = [
+        *PROJECT["dependencies"],
+        *(requirement for name in LOCKED_EXTRAS for requirement in extras[name]),
+    ]
 
-    for requirement in map(Requirement, wanted):
+    for requirement in map(Requirement, requirements):
         is_here = requirement.marker is None or requirement.marker.evaluate(default_environment())
-        if is_here and requirement.name != "nsqtools":  # an extra that is made of others
+        if is_here and requirement.name != "nsqtools":  # nsqtools: an extra that consists of others
             version = locked.get(canonicalize_name(requirement.name), "")
             assert version in requirement.specifier, f"{requirement}: run .ci/lock"
     for name in ("constraints.txt", "uv.txt"):
         lines = (CI / name).read_text().replace("\\\n", " ").splitlines()
         assert len(lines) > 0
         assert all("--hash=sha256:" in line for line in lines)
-        assert not any("://" in line for line in lines)  # whichever index serves them
+        assert not any("://" in line for line in lines)  # any index may serve them
 
 
-def test_one_command_prints_what_an_environment_consists_of(locked: dict[str, str]) -> None:
+def test_the_sbom_lists_the_packages_of_an_environment(locked: dict[str, str]) -> None:
     document = json.loads(subprocess.check_output([sys.executable, CI / "sbom"]))
 
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     assert document["metadata"]["component"]["name"] == "nsqtools"
-    components = {each["bom-ref"]: each for each in document["components"]}
+    components = {component["bom-ref"]: component for component in document["components"]}
     httpx = components[f"pkg:pypi/httpx@{metadata.version('httpx')}"]
     if locked["httpx"] == metadata.version("httpx"):
         assert len(httpx["hashes"]) == 2  # a wheel and an sdist
-    needs = {each["ref"]: each["dependsOn"] for each in document["dependencies"]}
+    needs = {dependency["ref"]: dependency["dependsOn"] for dependency in document["dependencies"]}
     [ours] = [ref for ref in needs if ref.startswith("pkg:pypi/nsqtools@")]
     assert httpx["bom-ref"] in needs[ours]
-    assert all(needs.keys() >= set(each) for each in needs.values())
+    assert all(needs.keys() >= set(required) for required in needs.values())
 
 
-def test_a_service_that_needs_an_older_typer_can_install_nsqtools() -> None:
+def test_nsqtools_can_be_installed_with_an_older_typer() -> None:
     """faststream[cli] excludes the newest typer."""
     environ = {name: value for name, value in os.environ.items() if name != "UV_CONSTRAINT"}
     command = [

@@ -1,4 +1,4 @@
-"""The extra ``standard`` is installed from wheels alone, wherever README says that it works."""
+"""The extra ``standard`` is installed from wheels alone on all platforms of README."""
 
 import subprocess
 import sys

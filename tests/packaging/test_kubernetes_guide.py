@@ -1,4 +1,4 @@
-"""The manifests of nsq-kubernetes(7): valid for their schemas, with options that programs have."""
+"""The manifests of nsq-kubernetes(7) match their schemas and the options of the programs."""
 
 import json
 import subprocess
@@ -83,7 +83,7 @@ def test_custom_resources_are_valid(kind: str, tmp_path: Path) -> None:
 
 
 def without_unknown_fields(schema: Any) -> Any:
-    """The schema, with the fields that it names and no others, as the API server warns."""
+    """The schema without undeclared fields, about which the API server warns."""
     if isinstance(schema, list):
         return [without_unknown_fields(part) for part in schema]
     if not isinstance(schema, dict):
@@ -108,7 +108,7 @@ def check_command_line(words: list[str]) -> None:
     command_tree().load(words[0]).make_context(words[0], words[1:], obj=runtime)
 
 
-def test_programs_have_the_options_that_they_get() -> None:
+def test_the_command_lines_of_containers_are_valid() -> None:
     checked = []
     for container in containers():
         words = [*container["command"], *container.get("args", ())]
