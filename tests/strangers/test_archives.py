@@ -1,4 +1,4 @@
-"""Files as other programs write them, and as accidents leave them: read whole, or reported."""
+"""Files of other programs and damaged files are read completely, or reported."""
 
 import bz2
 import gzip
@@ -28,7 +28,7 @@ SKIPPABLE = b"\x5e\x2a\x4d\x18" + struct.pack("<I", 9) + b"seekable!"
 
 
 def member(data: bytes, level: int = 6, *, extra: bytes = b"", text: bytes = b"") -> bytes:
-    """A gzip member with an extra field, or a name, a comment and a checksum of its head."""
+    """Make a gzip member with an extra field, or with a name, a comment and a header checksum."""
     flags = 4 * bool(extra) | 26 * bool(text)
     head = b"\x1f\x8b\x08" + bytes([flags]) + b"\0\0\0\0\0\xff"
     head += struct.pack("<H", len(extra)) + extra if extra else b""
@@ -40,7 +40,7 @@ def member(data: bytes, level: int = 6, *, extra: bytes = b"", text: bytes = b""
 
 
 def bgzf() -> bytes:
-    """Blocks of BGZF, each with its size in an extra field, and empty ones between them."""
+    """Make BGZF blocks, each with its size in an extra field, and empty blocks between them."""
     blocks = []
     for piece in (FIRST[:3000], b"", FIRST[3000:] + SECOND, b""):
         block = member(piece, extra=b"BC\x02\0\0\0")
@@ -82,7 +82,9 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_other_programs_pack_is_read_whole(tmp_path: Path, run_nsq: RunNsq, name: str) -> None:
+def test_files_compressed_by_other_programs_are_read_completely(
+    tmp_path: Path, run_nsq: RunNsq, name: str
+) -> None:
     (tmp_path / name).write_bytes(WHOLE[name])
     assert run_nsq(["archive", "verify", tmp_path]).status == 0
     assert run_nsq(["archive", "cat", tmp_path, "--json"]).out == TEXT
@@ -100,7 +102,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_what_follows_the_messages_is_reported_and_repaired(
+def test_damage_behind_the_messages_is_reported_and_repaired(
     tmp_path: Path, run_nsq: RunNsq, name: str
 ) -> None:
     (tmp_path / name).write_bytes(CUT[name])
@@ -116,7 +118,7 @@ EMPTY = gzip.compress(b"", mtime=0)
 
 
 @pytest.mark.parametrize("beginning", [b"", b"\n", EMPTY, EMPTY[:10]])
-def test_a_file_that_never_got_a_message_is_no_problem_of_the_others(
+def test_a_file_without_messages_does_not_affect_other_files(
     tmp_path: Path, run_nsq: RunNsq, beginning: bytes
 ) -> None:
     (tmp_path / "empty.log.gz").write_bytes(beginning)
@@ -129,7 +131,7 @@ ODD_TOPICS = ["a b", "x" * 65, "../x", "a/b", "a\nb", "..", "topic=y", "ü", "*"
 
 
 @pytest.mark.parametrize("store", ["delta", "parquet"])
-def test_a_topic_that_no_nsqd_takes_stays_inside_the_table(
+def test_an_invalid_topic_name_stays_inside_the_table(
     tmp_path: Path, run_nsq: RunNsq, store: str
 ) -> None:
     lines = [encode_many(topic, "n:1", numbered(n, n + 1)) for n, topic in enumerate(ODD_TOPICS)]
@@ -152,7 +154,7 @@ DUMPS = {
 }
 
 
-def test_lines_that_are_like_ours_are_bodies_byte_for_byte(tmp_path: Path, run_nsq: RunNsq) -> None:
+def test_lines_of_similar_formats_are_bodies_byte_for_byte(tmp_path: Path, run_nsq: RunNsq) -> None:
     text = b"\n".join(DUMPS.values()) + b"\n"
     (tmp_path / "x.log").write_bytes(text)
     assert run_nsq(["archive", "cat", tmp_path, "--bodies"]).out == text

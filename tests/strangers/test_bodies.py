@@ -1,4 +1,4 @@
-"""Bodies as programs of several languages write them, and the columns they become."""
+"""Bodies that programs in several languages write, and their columns."""
 
 import datetime
 import json
@@ -19,7 +19,7 @@ Convert = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def convert(run_nsq: RunNsq, tmp_path: Path) -> Convert:
-    """Write an archive, land it in columns, and return its rows in order."""
+    """Return a function that archives bodies, lands them in columns, and returns the rows."""
 
     def run(bodies: Sequence[str], *options: str, schema: object = None) -> list[dict[str, Any]]:
         messages = [
@@ -45,7 +45,7 @@ NUMBERS = """1e22 1E+2 1e-7 -0.0 0.1 123456789012345678 9007199254740993 9223372
     1.0000000000000002 3.14159265358979323846264338327950288"""
 
 
-def test_a_number_has_the_value_that_python_reads(convert: Convert) -> None:
+def test_a_number_has_the_same_value_as_in_python(convert: Convert) -> None:
     numbers = {f"v{n}": number for n, number in enumerate(NUMBERS.split())}
     text = ", ".join(f'"{name}": {number}' for name, number in numbers.items())
     [row] = convert([f"{{{text}}}"])
@@ -58,7 +58,7 @@ def test_a_number_has_the_value_that_python_reads(convert: Convert) -> None:
 NO_NUMBERS = "1e400 01 +1 .5 1. 0x10 1_000 1e --1"
 
 
-def test_what_is_no_number_in_json_is_reported(convert: Convert) -> None:
+def test_an_invalid_json_number_is_reported(convert: Convert) -> None:
     bodies = [f'{{"k": 1, "v": {text}}}' for text in NO_NUMBERS.split()]
     for row in convert(['{"k": 0, "v": 2.5}', *bodies])[1:]:
         assert row["_error"], row
@@ -68,11 +68,11 @@ def test_what_is_no_number_in_json_is_reported(convert: Convert) -> None:
 TEXTS = ["a\0b", "\U0001f600", "\ufffe\uffff", "\u202e", "\x7f\x80", "é", "\r\n\t", "\\", '"', ""]
 
 
-def test_text_has_every_character(convert: Convert) -> None:
+def test_text_keeps_every_character(convert: Convert) -> None:
     bodies = [json.dumps({"v": text, "n": n}) for n, text in enumerate(TEXTS)]
     rows = convert([*bodies, '{"\\u0076": "key", "n": 90}', '{"v": "\\ud800", "n": 91}'])
     assert [row["v"] for row in rows[:-1]] == [*TEXTS, "key"]
-    assert rows[-1]["_error"]  # half of a surrogate pair is no character
+    assert rows[-1]["_error"]  # half of a surrogate pair is not a character
 
 
 SEVERAL = [
@@ -87,7 +87,7 @@ SEVERAL = [
 
 
 @pytest.mark.parametrize("bodies", SEVERAL)
-def test_no_value_is_in_the_row_of_another_message(convert: Convert, bodies: list[str]) -> None:
+def test_values_stay_in_the_row_of_their_message(convert: Convert, bodies: list[str]) -> None:
     for row in convert(bodies):
         try:
             value = json.loads(row["body"]).get("n")
@@ -111,7 +111,7 @@ TIMES = {
 NO_TIMES = ["2026-02-30T00:00:00Z", "02/01/2026", "Fri, 02 Jan 2026 03:04:05 GMT", 1767323045, ""]
 
 
-def test_a_time_is_its_instant_or_reported(convert: Convert) -> None:
+def test_a_time_is_converted_or_reported(convert: Convert) -> None:
     at = {"type": "string", "format": "date-time"}
     schema = {"type": "object", "properties": {"at": at}}
     rows = convert([json.dumps({"at": text}) for text in (*TIMES, *NO_TIMES)], schema=schema)
@@ -153,7 +153,7 @@ NESTED_VALUES: list[tuple[dict[str, Any], tuple[Any, Any, Any]]] = [
 ]
 
 
-def test_objects_and_lists_keep_what_is_missing_null_or_empty_apart(convert: Convert) -> None:
+def test_missing_null_and_empty_objects_and_lists_are_distinguished(convert: Convert) -> None:
     rows = convert([json.dumps(body) for body, _ in NESTED_VALUES], schema=NESTED)
     assert [(row["o"], row["l"], row["lo"]) for row in rows] == [
         values for _, values in NESTED_VALUES

@@ -1,4 +1,4 @@
-"""Environments, files, bodies and delimiters that people had and their tools failed with."""
+"""Environments, files, bodies and delimiters that broke other tools."""
 
 import random
 from pathlib import Path
@@ -27,13 +27,15 @@ def variables(nsqd: EmbeddedServer) -> dict[str, str]:
 
 
 def take(run_nsq: RunNsq, nsqd: EmbeddedServer, topic: str, count: int, *options: str) -> bytes:
-    """What ``nsq tail`` prints of so many messages, which it finishes."""
+    """Run ``nsq tail`` for ``count`` messages, and return its output."""
     tail = ["tail", "-t", topic, "-c", "c", "-n", str(count), *options]
     return run_nsq(tail, env=variables(nsqd)).out
 
 
-def test_bodies_go_through_pipes_byte_for_byte(quick_nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
-    """``tail --json | pub --format jsonl``, then in hexadecimal digits."""
+def test_bodies_pass_through_pipes_byte_for_byte(
+    quick_nsqd: EmbeddedServer, run_nsq: RunNsq
+) -> None:
+    """Copy with ``tail --json | pub --format jsonl``, then with hexadecimal digits."""
     for topic in ("first", "second"):
         quick_nsqd.create_channel(topic, "c")
     quick_nsqd.publish("first", *ODD_BODIES.values())
@@ -50,7 +52,9 @@ NUMBERS = """9007199254740993 12345678901234567890 -9007199254740993 1.0 0.1
     100000000000000000000000000001"""
 
 
-def test_numbers_stay_as_they_were_published(quick_nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
+def test_numbers_are_printed_as_they_were_published(
+    quick_nsqd: EmbeddedServer, run_nsq: RunNsq
+) -> None:
     quick_nsqd.create_channel("numbers", "c")
     numbers = NUMBERS.split()
     for selection in ("--pick=.id", "--format={.id}\\n", "--where=.id != 9007199254740992"):
@@ -62,7 +66,7 @@ def test_numbers_stay_as_they_were_published(quick_nsqd: EmbeddedServer, run_nsq
 SERVICES = {"NSQ": "10.0.0.1", "NSQ_NSQD": "10.0.0.2", "NSQ_NSQLOOKUPD": "10.0.0.3"}
 
 
-def test_the_variables_that_kubernetes_sets_for_services_mean_nothing(
+def test_service_variables_of_kubernetes_are_ignored(
     quick_nsqd: EmbeddedServer, run_nsq: RunNsq
 ) -> None:
     env = variables(quick_nsqd)
@@ -76,7 +80,7 @@ def test_the_variables_that_kubernetes_sets_for_services_mean_nothing(
         assert (status, "NSQ_" in err) == (0, False), err
 
 
-def test_configuration_and_addresses_as_editors_of_windows_leave_them(
+def test_windows_line_ends_and_byte_order_marks_are_accepted(
     quick_nsqd: EmbeddedServer, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     quick_nsqd.create_topic("clicks")
@@ -92,10 +96,10 @@ def test_configuration_and_addresses_as_editors_of_windows_leave_them(
 
 
 @pytest.mark.parametrize("delimiter", [b"\r\n", b"||", b"\n--\n", b"\0", "é".encode(), b"aab"])
-def test_a_delimiter_is_seen_wherever_a_read_ends(
+def test_a_delimiter_may_cross_the_end_of_a_read(
     quick_nsqd: EmbeddedServer, run_nsq: RunNsq, delimiter: bytes
 ) -> None:
-    """Records end around the sizes of pipes and of reads; the last has no end of its own."""
+    """Records end around the sizes of pipes and reads; the last one has no delimiter."""
     dice = random.Random(len(delimiter))
     edges = [edge + step for edge in (4096, 1 << 16, 1 << 17) for step in (-len(delimiter), 0, 1)]
     sizes = [*edges, 1, 2, *(dice.randint(1, 9000) for _ in range(30))]

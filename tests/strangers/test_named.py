@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_each_test_that_is_named_exists() -> None:
+def test_each_test_in_the_table_exists() -> None:
     names = re.findall(
         r"`([\w/]+\.(?:py|txt))(?:::(\w+))?` \|$", (HERE / "README.md").read_text(), re.M
     )
