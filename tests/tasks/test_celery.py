@@ -70,7 +70,7 @@ def die_once(name):
 
 
 class Shop:
-    """The page's tasks.py in a directory, connected to an nsqd."""
+    """The tasks.py of the guide in a directory, connected to an nsqd."""
 
     def __init__(self, directory: Path, broker: str) -> None:
         self.directory = directory
@@ -134,12 +134,12 @@ def channel_stats(nsqd: GoNsqd, topic: str = "celery") -> dict[str, Any]:
 # -- with a worker --------------------------------------------------------------------------------
 
 
-def test_the_first_steps_of_celery_work_and_so_do_canvas_delays_and_lost_processes(
+def test_first_steps_canvas_delays_and_lost_processes_work(
     go_nsqd: MakeNsqd, make_shop: MakeShop
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=5s")
     shop = make_shop(f"nsq://{nsqd.tcp_address}")
-    # The child that replaces one which has run five tasks is forked while nsqd is connected.
+    # A child process is replaced after five tasks, by a fork while nsqd is connected.
     with shop.worker("--concurrency=2", "--max-tasks-per-child=5") as worker:
         assert get(shop.tasks.add.delay(4, 4)) == 8
         failing = shop.tasks.add.delay(4, "4")
@@ -171,7 +171,7 @@ def test_the_first_steps_of_celery_work_and_so_do_canvas_delays_and_lost_process
         *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "gevent")),
     ],
 )
-def test_a_long_task_is_not_delivered_again_and_a_stop_returns_what_has_not_begun(
+def test_a_long_task_runs_once_and_a_stop_returns_tasks_not_begun(
     pool: str, go_nsqd: MakeNsqd, make_shop: MakeShop
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=1s")
@@ -181,14 +181,14 @@ def test_a_long_task_is_not_delivered_again_and_a_stop_returns_what_has_not_begu
         wait_until(lambda: shop.runs("0 began"), what="the first has begun")
         for n in (1, 2):
             shop.tasks.work.delay(str(n), 2.0)
-            # A process tells the worker that its task has begun. Before the worker has read that,
-            # a stop gives the task back. It reads one message in a turn of its loop.
+            # A child process reports to the worker that its task has begun. A stop returns the
+            # task if the worker has not read the report, and it reads one in each iteration.
             if pool == "prefork":
                 wait_until(lambda: worker.log.count("] received") > n, what="received")  # noqa: B023
         wait_until(lambda: channel_stats(nsqd)["in_flight_count"] == 3, what="three in flight")
         worker.terminate()
         assert worker.wait() == 0
-    # Of gevent's greenlets, all that Celery has made run to their end.
+    # All greenlets that Celery has created run to their end.
     ended = 3 if pool == "gevent" else 1
     assert shop.runs() == [f"{n} {event}" for n in range(ended) for event in ("began", "ended")]
     stats = channel_stats(nsqd)
@@ -215,7 +215,7 @@ def run_with_kills(shop: Shop, count: int, kills: int) -> None:
     assert len(shop.runs("ended")) <= count + kills * in_flight
 
 
-def test_each_task_runs_although_the_worker_and_its_children_are_killed(
+def test_each_task_runs_although_workers_and_children_are_killed(
     go_nsqd: MakeNsqd, make_shop: MakeShop
 ) -> None:
     nsqd = go_nsqd("-msg-timeout=2s")
@@ -230,7 +230,7 @@ def test_a_thousand_tasks_run_although_workers_are_killed_five_times(
     run_with_kills(make_shop(f"nsq://{nsqd.tcp_address}"), count=1000, kills=5)
 
 
-def test_a_worker_that_finds_nsqd_by_nsqlookupd_survives_a_restart_of_nsqd(
+def test_a_worker_with_nsqlookupd_survives_a_restart_of_nsqd(
     go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, make_shop: MakeShop
 ) -> None:
     lookupd = nsqlookupd()
@@ -254,7 +254,9 @@ def test_a_worker_that_finds_nsqd_by_nsqlookupd_survives_a_restart_of_nsqd(
 # -- refused in one line --------------------------------------------------------------------------
 
 
-def test_what_nsq_cannot_do_is_refused_in_one_line(go_nsqd: MakeNsqd, make_shop: MakeShop) -> None:
+def test_features_that_nsq_lacks_are_refused_in_one_line(
+    go_nsqd: MakeNsqd, make_shop: MakeShop
+) -> None:
     nsqd = go_nsqd()
     shop = make_shop(f"nsq://{nsqd.tcp_address}")
     add = shop.tasks.add
@@ -296,7 +298,7 @@ def test_a_wrong_url_is_refused(url: str, options: dict[str, Any], message: str)
     assert "s3cret" not in caught.value.hint
 
 
-def test_settings_come_from_all_urls_and_from_the_options() -> None:
+def test_settings_come_from_all_urls_and_the_options() -> None:
     client = Connection(
         "nsq://:a%2Fb@h1;nsq://h2:5000//",
         transport_options={"tls_v1": True, "max_retries": 3, "nsqd_http_addresses": "h1:1 h2:2"},
@@ -312,13 +314,13 @@ def test_settings_come_from_all_urls_and_from_the_options() -> None:
     assert settings.options == {"tls_v1": "true", "snappy": "true"}
 
 
-def test_an_unreachable_nsqd_is_named() -> None:
+def test_an_unreachable_nsqd_is_reported() -> None:
     with pytest.raises(NsqError, match=r"cannot connect to 127\.0\.0\.1:1 \(connection refused\)"):
         Connection("nsq://127.0.0.1:1").transport.establish_connection()
 
 
 @pytest.mark.parametrize("zone", [UTC, None])
-def test_an_eta_without_a_zone_is_one_of_the_app(zone: Any) -> None:
+def test_an_eta_without_a_zone_is_in_the_zone_of_the_app(zone: Any) -> None:
     eta = (datetime.now(zone or UTC) + timedelta(seconds=60)).replace(tzinfo=zone)
     assert 58 < nsqtools.celery.seconds_until_eta({"eta": eta.isoformat()}) <= 60
     assert nsqtools.celery.seconds_until_eta({"eta": None}) == 0
@@ -343,7 +345,7 @@ def drain(connection: Any, received: list[Any], count: int) -> None:
         connection.drain_events(timeout=patience_s(10))
 
 
-def test_programs_of_kombu_acknowledge_reject_and_read_foreign_messages(go_nsqd: MakeNsqd) -> None:
+def test_kombu_acknowledges_rejects_and_reads_foreign_messages(go_nsqd: MakeNsqd) -> None:
     nsqd = go_nsqd()
     queue = Queue("orders", no_declare=False)
     with Connection(f"nsq://{nsqd.tcp_address}", transport_options=FAST) as connection:
@@ -367,7 +369,7 @@ def test_programs_of_kombu_acknowledge_reject_and_read_foreign_messages(go_nsqd:
                 connection.drain_events(timeout=0.2)
             producer.publish({"n": 2}, routing_key="orders")
             drain(connection, received, 4)
-    # The end of the connection has returned what was not answered.
+    # The end of the connection has requeued unanswered messages.
     stats = channel_stats(nsqd, "orders")
     assert (stats["depth"], stats["in_flight_count"], stats["timeout_count"]) == (1, 0, 0)
 

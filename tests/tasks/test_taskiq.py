@@ -1,6 +1,6 @@
 """taskiq on NSQ: the program of nsq-tasks(7), kills, delays and stops.
 
-taskiq is loaded where it is used: each worker of a run reads this file.
+taskiq is imported inside tests, because every worker of a test run imports this file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def new_broker(*topic: str, **addresses: Any) -> NsqBroker:
 
 
 class Site:
-    """The page's broker.py in a directory, connected to an nsqd."""
+    """The broker.py of the guide in a directory, connected to an nsqd."""
 
     def __init__(self, directory: Path, nsqd: GoNsqd) -> None:
         self.directory, self.nsqd = directory, nsqd
@@ -109,7 +109,7 @@ def encoded_task(task: str, *arguments: str, **labels: Any) -> bytes:
     return broker.formatter.dumps(message).message
 
 
-def test_the_program_of_the_page_runs_and_tasks_are_finished_when_they_have_run(
+def test_the_program_of_the_guide_finishes_tasks_after_they_have_run(
     go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     site = Site(tmp_path, go_nsqd("-msg-timeout=1s"))
@@ -118,7 +118,7 @@ def test_the_program_of_the_page_runs_and_tasks_are_finished_when_they_have_run(
         wait_until(lambda: len(site.runs("ended")) == 2, what="two runs")
         site.send((1, 2), name="add")
         worker.wait_for("1 + 2 = 3")
-        # As after a restart of nsqd, which forgets the delay. The worker must defer the task again.
+        # After a restart nsqd has forgotten the delay, so the worker must defer the task again.
         began = time.monotonic()
         site.nsqd.publish("taskiq", encoded_task("broker:work", "late", delay=3))
         wait_until(lambda: site.runs("late ended"), what="the task", timeout_s=20)
@@ -189,7 +189,7 @@ def test_a_thousand_tasks_run_although_workers_are_killed_five_times(
         (("x" * 2_000_000,), {}, PublishInvalid, "above the limit of 1048576"),
     ],
 )
-def test_what_nsqd_would_refuse_is_named(
+def test_a_task_that_nsqd_would_refuse_is_reported(
     arguments: tuple[str], labels: dict[str, Any], error: type, message: str, go_nsqd: MakeNsqd
 ) -> None:
     from taskiq.exceptions import SendTaskError
