@@ -1,4 +1,4 @@
-"""What users' own tests get: fakes that behave as real ones do, and fixtures."""
+"""Tools for users' tests: fakes that behave like the real classes, and fixtures."""
 
 import asyncio
 from typing import Any
@@ -10,26 +10,26 @@ from nsqtools import Message, Publication, errors
 from nsqtools.testing import AsyncFakeProducer, FakeProducer, Published, fake_batch, fake_message
 
 
-def test_a_fake_message_is_a_message_with_what_it_was_given() -> None:
-    given: dict[str, Any] = {"topic": "clicks", "nsqd": "a:1", "id": b"0" * 16}
-    given |= {"attempts": 3, "timestamp_ns": 7}
-    message = fake_message(b"42", **given)
+def test_a_fake_message_has_the_given_fields() -> None:
+    fields: dict[str, Any] = {"topic": "clicks", "nsqd": "a:1", "id": b"0" * 16}
+    fields |= {"attempts": 3, "timestamp_ns": 7}
+    message = fake_message(b"42", **fields)
     assert isinstance(message, Message)
     assert message.body == b"42"
-    assert {name: getattr(message, name) for name in given} == given
+    assert {name: getattr(message, name) for name in fields} == fields
     assert "0000000000000000 of clicks" in repr(message)
     ids = {fake_message().id for _ in range(3)}
     assert [len(id) for id in ids] == [16] * 3
 
 
-def test_answers_are_recorded_in_order_there_is_one_and_a_requeue_has_its_delay() -> None:
+def test_a_fake_message_records_its_answers_and_the_delay_of_a_requeue() -> None:
     message = fake_message()
     assert (message.touch(), message.touch()) == (1, 1)
     assert not message.is_answered
     assert message.finish()
     assert message.is_answered
     for answer in (message.finish, message.requeue, message.touch):
-        assert not answer()  # as a real message
+        assert not answer()  # like a real message
     assert message.answers == ["touch", "touch", "finish"]
     for delay_s, backoff in ((None, True), (30.0, True), (0, False)):
         message = fake_message()
@@ -45,9 +45,9 @@ def test_answers_are_recorded_in_order_there_is_one_and_a_requeue_has_its_delay(
     assert [message.answers for message in batch] == [["finish"], ["requeue"], ["finish"]]
 
 
-def test_it_keeps_what_was_published() -> None:
-    seen: list[Publication] = []
-    with FakeProducer(on_published=seen.append) as producer:
+def test_a_fake_producer_keeps_published_messages() -> None:
+    reported: list[Publication] = []
+    with FakeProducer(on_published=reported.append) as producer:
         producer.publish("orders", b"1")
         producer.publish_many("orders", [b"2", b"3"])
         producer.publish_deferred("orders", b"4", 2.5)
@@ -58,13 +58,13 @@ def test_it_keeps_what_was_published() -> None:
         Published("orders", b"4", 2.5),
         Published("bills", b"5"),
     ]
-    assert len(seen) == 4
+    assert len(reported) == 4
     with pytest.raises(errors.PublishNotSent, match="has stopped"):
         producer.publish("orders", b"6")
 
 
-def test_it_refuses_what_a_producer_refuses_and_fails_as_it_is_told() -> None:
-    producer, called = FakeProducer(), list[errors.PublishError | None]()
+def test_a_fake_producer_refuses_invalid_messages_and_fails_on_request() -> None:
+    producer, reported = FakeProducer(), list[errors.PublishError | None]()
     with pytest.raises(errors.ConfigurationError):
         producer.publish("no topic", b"x")
     with pytest.raises(TypeError):
@@ -73,14 +73,14 @@ def test_it_refuses_what_a_producer_refuses_and_fails_as_it_is_told() -> None:
     producer.error = errors.PublishUnknown("the connection broke")
     with pytest.raises(errors.PublishUnknown):
         producer.publish("orders", b"1")
-    publication = producer.submit("orders", [b"2"], on_settled=lambda p: called.append(p.error))
-    assert called == [publication.error] == [producer.error]
+    publication = producer.submit("orders", [b"2"], on_settled=lambda p: reported.append(p.error))
+    assert reported == [publication.error] == [producer.error]
     producer.error = None
     producer.publish("orders", b"3")
     assert producer.published == [Published("orders", b"3")]
 
 
-async def test_it_is_the_same_with_asyncio() -> None:
+async def test_the_fake_asyncio_producer_behaves_the_same() -> None:
     async with AsyncFakeProducer() as producer:
         await asyncio.gather(*(producer.publish("orders", b"%d" % n) for n in range(3)))
         producer.error = errors.PublishNotSent("nsqd is away")
@@ -91,13 +91,13 @@ async def test_it_is_the_same_with_asyncio() -> None:
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project that has no plugin but this one."""
+    """A project without other plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p nsqtools.testing.pytest_plugin -W error")
     return pytester
 
 
-def test_servers_live_for_a_run_and_topics_for_a_test(project: pytest.Pytester) -> None:
+def test_servers_last_for_a_run_and_topics_for_a_test(project: pytest.Pytester) -> None:
     project.makepyfile(
         conftest="""
             import pytest
@@ -148,7 +148,9 @@ def test_servers_live_for_a_run_and_topics_for_a_test(project: pytest.Pytester) 
     project.runpytest_subprocess(timeout=patience_s(30)).assert_outcomes(passed=5)
 
 
-def test_a_run_that_uses_no_fixture_loads_nothing_of_the_package(project: pytest.Pytester) -> None:
+def test_the_plugin_without_fixtures_imports_little_of_the_package(
+    project: pytest.Pytester,
+) -> None:
     project.makepyfile(
         """
         import sys
