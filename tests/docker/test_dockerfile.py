@@ -1,6 +1,6 @@
-"""The Dockerfile: a linter reads it, and the steps of its build run, without an engine:
+"""The Dockerfile passes a linter, and the steps of its build run without an engine.
 
-``/src`` and ``/opt/nsqtools`` lie in a directory of the test, the system and Python are this one's.
+``/src`` and ``/opt/nsqtools`` are in a directory of the test; the system and Python are this one's.
 """
 
 import fnmatch
@@ -28,11 +28,11 @@ STAGES = {
 
 
 def step(stage: str, name: str) -> list[str]:
-    return [" ".join(text.split()) for each, text in STAGES[stage] if each == name]
+    return [" ".join(text.split()) for instruction, text in STAGES[stage] if instruction == name]
 
 
 def reaches_the_builder(name: str) -> bool:
-    """Whether a top-level file or directory gets past .dockerignore, whose last word holds."""
+    """Whether .dockerignore, whose last match decides, lets a top-level file or directory pass."""
     is_ignored = False
     for line in IGNORED:
         if line and not line.startswith("#") and fnmatch.fnmatch(name, line.removeprefix("!")):
@@ -42,7 +42,7 @@ def reaches_the_builder(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the build stage made, below a directory."""
+    """The output of the build stage, below a directory."""
     root = tmp_path_factory.mktemp("image")
     for text in step("build", "COPY"):
         *sources, target = text.split()
@@ -69,17 +69,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_linter_finds_nothing() -> None:
+def test_the_dockerfile_passes_a_linter() -> None:
     command = [Path(sys.executable).with_name("hadolint"), "--no-color", CHECKOUT / "Dockerfile"]
     done = subprocess.run(command, capture_output=True, text=True)
 
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_the_builder_gets_what_it_needs_and_nsq_starts_for_a_user_without_rights() -> None:
-    there = {path.name for path in CHECKOUT.iterdir()} | {".git", ".venv", "tests", ".env"}
+def test_the_build_context_is_minimal_and_the_user_unprivileged() -> None:
+    names = {path.name for path in CHECKOUT.iterdir()} | {".git", ".venv", "tests", ".env"}
 
-    assert {name for name in there if reaches_the_builder(name)} == {
+    assert {name for name in names if reaches_the_builder(name)} == {
         *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"),
         *("nsqtools", "completions", "man"),
     }
@@ -91,7 +91,7 @@ def test_the_builder_gets_what_it_needs_and_nsq_starts_for_a_user_without_rights
     assert "HEALTHCHECK" not in dict(STAGES["base"]) | dict(STAGES["nsq"])
 
 
-def test_what_was_built_runs_is_compiled_and_is_small(root: Path) -> None:
+def test_the_built_command_runs_and_is_compiled_and_small(root: Path) -> None:
     nsq, home = root / "opt/nsqtools/bin/nsq", root / "home"
     home.mkdir()
     environ = {"PATH": f"{nsq.parent}:{os.environ['PATH']}", "HOME": str(home)}
@@ -109,4 +109,4 @@ def test_what_was_built_runs_is_compiled_and_is_small(root: Path) -> None:
     compiled = [path for path in ours if path.suffix == ".pyc"]
     assert len(compiled) == sum(path.suffix == ".py" for path in ours) > 200
     flags = {path.read_bytes()[4:8] for path in compiled}
-    assert flags == {b"\1\0\0\0"}  # by hash, and not compared with the source
+    assert flags == {b"\1\0\0\0"}  # unchecked hash-based files
