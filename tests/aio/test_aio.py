@@ -43,7 +43,7 @@ async def test_a_loop_that_never_waits_yields_to_others(
         nonlocal turns
         while True:
             turns += 1
-            time.sleep(held_s)  # what a task should not do
+            time.sleep(held_s)  # a task should not block
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
@@ -73,7 +73,7 @@ async def test_waiting_for_a_message_can_time_out(nsqd: GoNsqd) -> None:
 async def test_concurrent_handlers_answer_by_their_outcome(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     fill(nsqd, 40, CHANNEL)
-    seen: collections.Counter[int] = collections.Counter()
+    calls: collections.Counter[int] = collections.Counter()
     hooked: list[tuple[int, type[BaseException] | None]] = []
     running: set[int] = set()
     most = 0
@@ -82,7 +82,7 @@ async def test_concurrent_handlers_answer_by_their_outcome(any_nsqd: AnyNsqd) ->
     async def handle(message: Message) -> object:
         nonlocal most
         number = int(message.body)
-        seen[number] += 1
+        calls[number] += 1
         running.add(number)
         most = max(most, len(running))
         await asyncio.sleep(0.02)
@@ -90,7 +90,7 @@ async def test_concurrent_handlers_answer_by_their_outcome(any_nsqd: AnyNsqd) ->
         if message.attempts == 1 and number in (2, 3):
             raise ValueError if number == 2 else RequeueWithoutBackoff(0)
         if message.attempts == 1 and number == 4:
-            raise asyncio.CancelledError  # of what it awaited: nobody has cancelled it
+            raise asyncio.CancelledError  # an awaited task was cancelled, not the handler
         return None if message.attempts > 1 else number != 1
 
     def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
@@ -101,7 +101,7 @@ async def test_concurrent_handlers_answer_by_their_outcome(any_nsqd: AnyNsqd) ->
 
     await consumer.run(handle, concurrency=8, on_handled=on_handled)
     again = dict.fromkeys((1, 2, 3, 4), 2)
-    assert {number: count for number, count in seen.items() if count > 1} == again
+    assert {number: count for number, count in calls.items() if count > 1} == again
     assert 2 <= most <= 8
     errors_of = {2: ValueError, 3: RequeueWithoutBackoff, 4: RuntimeError}
     assert dict(entry for entry in hooked if entry[1]) == errors_of
@@ -128,18 +128,18 @@ async def test_a_cancelled_run_requeues_messages_of_handlers(nsqd: GoNsqd) -> No
 
 async def test_a_long_handler_keeps_its_message_with_auto_touch(nsqd: GoNsqd) -> None:
     fill(nsqd, 1, CHANNEL)
-    seen: list[int] = []
+    attempts: list[int] = []
     consumer = make_consumer(nsqd, msg_timeout_s=1.0)
 
     async def handle(message: Message) -> None:
-        seen.append(message.attempts)
+        attempts.append(message.attempts)
         first = message.deadline
         while message.deadline < first + 1.5:  # it was touched more than once
             await asyncio.sleep(0.02)
         consumer.begin_stop(drain=True)
 
     await consumer.run(handle, auto_touch=True)
-    assert seen == [1]
+    assert attempts == [1]
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
@@ -186,11 +186,11 @@ async def test_batches_end_by_size_or_time(go_nsqd: MakeNsqd) -> None:
         assert await batch[0].requeue(0, backoff=False)
         assert await batch.finish() == 499
         assert await batch.requeue() == 0
-        left = 551
+        remaining = 551
         async for batch in consumer.batches(size=500, within_s=0.2):
-            left -= len(batch)
+            remaining -= len(batch)
             assert await batch.finish() == len(batch)
-            if not left:
+            if not remaining:
                 break
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
 
@@ -273,7 +273,7 @@ def in_another_loop(use: Callable[[], Coroutine[Any, Any, object]]) -> str:
     return str(caught.value)
 
 
-async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNsqd) -> None:
+async def test_a_second_running_loop_is_refused_and_the_first_continues(nsqd: GoNsqd) -> None:
     """Otherwise tasks of the first loop would wait forever."""
 
     producer = Producer(nsqd.tcp_address)
@@ -297,7 +297,7 @@ async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNs
         await (await waiting).finish()
 
 
-async def test_messages_that_one_loop_has_fetched_are_not_handed_to_another(nsqd: GoNsqd) -> None:
+async def test_messages_fetched_by_one_loop_are_not_returned_in_another(nsqd: GoNsqd) -> None:
     fill(nsqd, 60, CHANNEL)
     async with make_consumer(nsqd) as consumer:
         count = 0
@@ -339,7 +339,7 @@ async def test_a_refused_publish_leaves_its_room_to_the_next(nsqd: GoNsqd) -> No
     async with Producer(nsqd.tcp_address, options) as producer:
         publishes = [producer.publish(topic, b"x") for topic in (TOPIC, "not a topic", TOPIC)]
         ended = await asyncio.gather(*publishes, return_exceptions=True)
-    assert [type(each) for each in ended] == [type(None), errors.PublishInvalid, type(None)]
+    assert [type(result) for result in ended] == [type(None), errors.PublishInvalid, type(None)]
 
 
 async def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(go_nsqd: MakeNsqd) -> None:
