@@ -1,4 +1,4 @@
-"""The parts of a measurement: latencies, plans, what a report says, and who has stalled."""
+"""The parts of a measurement: latencies, limits in the report, workers, and stalls."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ OPTIONS = {"producer_options": ClientOptions(), "consumer_options": ClientOption
 PLAN = BenchPlan(mode=BenchMode.PUB, connection=ConnectionSettings(), count=10, **OPTIONS)
 
 
-def test_figures_are_those_of_all_parts_exact_to_a_percent() -> None:
+def test_figures_cover_all_parts_with_an_error_below_1_percent() -> None:
     parts = [new_sketch(), new_sketch()]
     for number in range(1, 2001):
         parts[number % 3 == 0].add(number / 2, 3)
@@ -39,7 +39,7 @@ def test_figures_are_those_of_all_parts_exact_to_a_percent() -> None:
     assert set(latency_figures([], "batch").values()) == {"batch", 0}
 
 
-def test_a_report_says_what_was_the_limit() -> None:
+def test_a_report_names_the_limit() -> None:
     assert limits(0.5, 0.5, 99.0, rate=100.0) == []
     client, machine, rate = limits(0.97, 0.99, 50.0, rate=100.0)
     assert client.startswith(
@@ -49,14 +49,14 @@ def test_a_report_says_what_was_the_limit() -> None:
     assert rate == "the rate of 100 messages/s was not reached"
 
 
-def test_the_error_of_a_worker_is_raised_as_it_is() -> None:
+def test_the_error_of_a_worker_is_raised_unchanged() -> None:
     job: Any = SimpleNamespace(plan=SimpleNamespace(connections=1))
     with pytest.raises(AttributeError, match="publishes"):
         Crew([job], SharedCounts(1), lambda: None)
 
 
 def test_consumers_that_have_just_begun_have_not_stalled() -> None:
-    """Else the publishers of e2e end at once where the machine is busy, and nobody knows why."""
+    """Otherwise the publishers of e2e would end immediately on a busy machine, without a reason."""
     bench = Bench(replace(PLAN, mode=BenchMode.E2E))
     bench._counters.published[0] = BACKLOG
     bench._phase = "publishing and consuming"
