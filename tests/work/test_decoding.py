@@ -1,4 +1,4 @@
-"""Bodies as the values that a handler's annotation names."""
+"""Bodies are decoded to the type of a handler's annotation."""
 
 import inspect
 from dataclasses import dataclass

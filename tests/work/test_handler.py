@@ -1,4 +1,4 @@
-"""The handler by its name: what is refused, and what a reload takes."""
+"""Handlers that are loaded by name: refusals and reloads."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write modules to the current directory, which are forgotten after the test."""
+    """Write modules to the current directory, and remove them from sys.modules after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -91,7 +91,7 @@ def test_a_function_or_callable_object_is_loaded(write: Write, name: str, is_asy
         ("shop:keywords", r"shop:keywords\(\*, order\) cannot be called with one", ""),
     ],
 )
-def test_what_cannot_handle_messages_is_refused(
+def test_an_object_that_cannot_handle_messages_is_refused(
     write: Write, name: str, text: str, hint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"^{text}") as refused:
@@ -99,7 +99,7 @@ def test_what_cannot_handle_messages_is_refused(
     assert hint in refused.value.hint
 
 
-def test_an_annotation_of_type_checkers_matters_only_where_it_is_needed(write: Write) -> None:
+def test_an_annotation_for_type_checkers_matters_only_if_needed(write: Write) -> None:
     assert NamedHandler("shop:unknown", None).load().decode is None
     with pytest.raises(ConfigurationError, match="annotation of shop:unknown cannot be evaluated"):
         NamedHandler("shop:unknown", Decoding.json).load()
@@ -114,7 +114,7 @@ def test_an_annotation_of_type_checkers_matters_only_where_it_is_needed(write: W
         ("import sys\nsys.exit('usage: shop')", r"broken.py:2: SystemExit: usage: shop"),
     ],
 )
-def test_a_failed_import_names_the_line_and_shows_only_the_code_of_the_user(
+def test_a_failed_import_names_the_line_and_shows_only_user_code(
     write: Write, text: str, reason: str
 ) -> None:
     write("broken.py", text)
@@ -122,13 +122,13 @@ def test_a_failed_import_names_the_line_and_shows_only_the_code_of_the_user(
         NamedHandler("broken:bill", None).load()
     assert "\n" not in str(refused.value)
     assert refused.value.__cause__ is not None
-    shown = user_traceback(refused.value.__cause__)
-    assert "nsqtools" not in shown
-    assert "importlib" not in shown
-    assert text.splitlines()[-1] in shown
+    trace = user_traceback(refused.value.__cause__)
+    assert "nsqtools" not in trace
+    assert "importlib" not in trace
+    assert text.splitlines()[-1] in trace
 
 
-def test_a_reload_takes_the_changed_modules_of_the_directory_and_no_others(write: Write) -> None:
+def test_a_reload_imports_only_changed_modules_of_the_directory(write: Write) -> None:
     named = NamedHandler("shop:bill", None)
     first, json = named.load(), sys.modules["json"]
     write("shop_rates.py", "RATE = 22")
@@ -138,7 +138,7 @@ def test_a_reload_takes_the_changed_modules_of_the_directory_and_no_others(write
 
 
 @pytest.mark.parametrize("mistake", ["RATE = (", "import no_such", "raise SystemExit"])
-def test_after_a_failed_reload_everything_is_as_before(write: Write, mistake: str) -> None:
+def test_a_failed_reload_changes_nothing(write: Write, mistake: str) -> None:
     named = NamedHandler("shop:bill", None)
     handler = named.load()
     modules = dict(sys.modules)
@@ -159,7 +159,7 @@ def watched(write: Write) -> NamedHandler:
     return named
 
 
-def test_files_beside_the_handler_are_watched_before_they_are_imported(
+def test_files_next_to_the_handler_are_watched_before_their_import(
     watched: NamedHandler, write: Write
 ) -> None:
     write("notes.txt", "no source")
@@ -168,7 +168,7 @@ def test_files_beside_the_handler_are_watched_before_they_are_imported(
     assert [watched.has_changed() for _ in range(3)] == [False, True, False]
 
 
-def test_a_file_is_not_imported_while_it_is_written(watched: NamedHandler, write: Write) -> None:
+def test_a_file_is_not_imported_during_a_write(watched: NamedHandler, write: Write) -> None:
     for piece in ("", "RATE", "RATE = 22"):
         write("shop_rates.py", piece)
         assert not watched.has_changed()

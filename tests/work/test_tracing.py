@@ -32,7 +32,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     return spans
 
 
-def test_a_trace_goes_on_from_the_publisher_to_the_handler(
+def test_a_trace_continues_from_the_publisher_to_the_handler(
     spans: InMemorySpanExporter, embedded_nsqd: AnyNsqd
 ) -> None:
     nsqd = embedded_nsqd()
@@ -97,7 +97,7 @@ def test_a_trace_goes_on_from_the_publisher_to_the_handler(
         (b"\xff", None),
     ],
 )
-def test_the_context_is_that_of_a_cloud_event(
+def test_the_trace_context_is_that_of_a_cloud_event(
     spans: InMemorySpanExporter, body: bytes, parent: str | None
 ) -> None:
     with process_spans("billing")(fake_message(body, topic="orders")):
@@ -114,7 +114,7 @@ def test_without_opentelemetry_there_are_no_spans(monkeypatch: pytest.MonkeyPatc
         assert span is None
 
 
-def test_the_package_is_not_imported_unless_it_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_is_not_imported_unless_it_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""A handler as a service, on an embedded nsqd: answers, dead letters, probes, the end of a stop."""
+"""A handler as a service, on an embedded nsqd: answers, dead letters, probes and stops."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ def test_the_outcome_of_the_handler_is_the_answer(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_as_many_messages_as_workers_are_handled_at_the_same_time(
+def test_as_many_messages_as_workers_are_handled_concurrently(
     work: Work, source: Nsqd, is_async: bool
 ) -> None:
     barrier, reached = threading.Barrier(4, timeout=patience_s(10)), asyncio.Barrier(4)
@@ -141,9 +141,7 @@ def test_bodies_that_do_not_fit_go_to_the_dead_letter_topic(
     assert set(bodies_in(source, "orders.dead", 2)) == {b"no JSON", b'{"id": 404}'}
 
 
-def test_a_file_of_dead_letters_has_the_reason_of_each(
-    work: Work, source: Nsqd, tmp_path: Path
-) -> None:
+def test_a_file_of_dead_letters_has_their_reasons(work: Work, source: Nsqd, tmp_path: Path) -> None:
     def bill(order: Order) -> None:
         raise LookupError(f"no customer {order.id}")
 
@@ -178,7 +176,7 @@ def test_a_dead_letter_that_cannot_be_written_stays_in_its_queue(
 
 
 @pytest.mark.parametrize("source", [["--max-msg-timeout=1s"]], indirect=True)
-def test_a_worker_is_alive_until_every_handler_hangs_and_a_stop_does_not_wait_for_them(
+def test_a_worker_is_alive_until_every_handler_hangs(
     work: Work, source: Nsqd, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
