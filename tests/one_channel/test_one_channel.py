@@ -140,7 +140,7 @@ def test_only_one_channel_gets_the_messages_with_ids_and_timestamps(
 def test_dead_letters_with_equal_ids_reach_a_go_consumer(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path, go_program: GoProgram
 ) -> None:
-    # go-nsq finishes a message without a word after five attempts
+    # go-nsq silently finishes a message after five attempts
     ids = ["0d9c5a1b2c3d4001", "0d9c5a1b2c3d4002", "not hexadecimal!"]
     letter = {"topic": "orders", "nsqd": "nsqd:4150", "ts": BEGIN_NS, "attempts": 6}
     letter |= {"error": "HTTP 500", "failed_at": BEGIN_NS}
@@ -188,7 +188,10 @@ def test_a_run_without_consumers_ends_and_the_next_one_continues(
     others: bool,
 ) -> None:
     monkeypatch.setattr(channel_publisher, "REPORTED_AFTER_S", 0.0)
-    archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, kind="new")
+    archive, new_archive = (
+        archived(tmp_path / "a.gz", 5),
+        archived(tmp_path / "b.gz", 5, kind="new"),
+    )
     place = tmp_path / "place"
 
     def run(path: Path, *more: object) -> tuple[int, str]:
@@ -201,7 +204,7 @@ def test_a_run_without_consumers_ends_and_the_next_one_continues(
     assert "no consumer of orders/billing connected within 200ms" in stderr
     assert stderr.endswith(f"nsq: {place} has 3 messages, and how far this came: run it again\n")
 
-    status, stderr = run(other)
+    status, stderr = run(new_archive)
     assert status == 2
     assert f"{place} has the rest of a run with other messages" in stderr
 
@@ -260,16 +263,16 @@ def test_producers_are_refused_and_consumers_get_the_limits_of_the_cluster(
 def test_a_new_run_keeps_its_data_path_when_another_one_ends(
     orders: Consumed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock_data_path, others = job_nsqd.lock_data_path, []
+    lock_data_path, locks = job_nsqd.lock_data_path, []
 
     def lock(place: Path) -> int:
-        others.append(lock_data_path(place))  # the other run is faster
+        locks.append(lock_data_path(place))  # the other run is faster
         return lock_data_path(place)
 
     monkeypatch.setattr(job_nsqd, "lock_data_path", lock)
     with orders.temporary_nsqd(tmp_path / "place"):
         pass
-    os.close(*others)
+    os.close(*locks)
     assert (tmp_path / "place" / MARK).exists()
 
 
@@ -365,7 +368,7 @@ def test_kills_lose_nothing_and_redeliver_only_messages_in_flight(
     assert not orders.of("audit") + orders.of("email")
 
 
-# -- nsq drain NODE: each channel of an nsqd is moved exactly, whatever it has, under load -------
+# -- nsq drain NODE: the messages of each channel of an nsqd are moved, under load ---------------
 
 TOPICS = ("clicks", "orders", "views")
 
@@ -389,18 +392,20 @@ def left(source: Nsqd) -> int:
 @pytest.mark.parametrize(
     ("source", "count"), [(EmbeddedServer, 40), slow(GoNsqd, 5000)], indirect=["source"]
 )
-def test_a_drain_moves_the_messages_of_each_channel_to_that_channel_only(
+def test_a_drain_moves_messages_to_the_same_channel_only(
     source: Nsqd, consumed: Consumed, spawn_nsq: SpawnNsq, valid_json: ValidJson, count: int
 ) -> None:
     expected: dict[tuple[str, str], list[bytes]] = {}
     with Producer(source.tcp_address) as producer:
         for topic in TOPICS:
-            for number, channel in enumerate(CHANNELS):  # the later ones have less
+            for number, channel in enumerate(CHANNELS):  # later channels have fewer messages
                 source.create_channel(topic, channel)
                 bodies = [b"%b %d %d" % (topic.encode(), number, n) for n in range(count)]
-                source.publish(topic, *bodies)  # and wait: the next channel is to have none
-                for known in CHANNELS[: number + 1]:
-                    expected.setdefault((topic, known), []).extend(bodies)
+                source.publish(
+                    topic, *bodies
+                )  # and wait, so that the next channel gets none of them
+                for existing in CHANNELS[: number + 1]:
+                    expected.setdefault((topic, existing), []).extend(bodies)
             producer.publish_deferred(topic, b"deferred", 2.0)
         with Consumer("orders", "email", nsqd_tcp_addresses=source.tcp_address) as other:
             other.start()
@@ -421,8 +426,10 @@ def test_a_drain_moves_the_messages_of_each_channel_to_that_channel_only(
     assert job.returncode == 0, stderr
     assert valid_json("drain", out)["left"] == 0
     for (topic, channel), bodies in expected.items():
-        more = meanwhile if topic == "views" else []
-        assert consumed.counts(topic, channel) == Counter([*bodies, b"deferred", *more])
+        published_meanwhile = meanwhile if topic == "views" else []
+        assert consumed.counts(topic, channel) == Counter(
+            [*bodies, b"deferred", *published_meanwhile]
+        )
     total = sum(map(len, expected.values())) + len(expected) + 3 * len(meanwhile)
     assert f"nsq: {total} messages moved, 0 left\n".encode() in stderr
     assert f"nsq: {total} messages consumed\n".encode() in stderr
@@ -504,14 +511,14 @@ def test_channels_are_drained_together_and_a_stop_waits_for_none(
     for channel in CHANNELS[:2]:
         source.create_channel("orders", channel)
     source.publish("orders", *(b"%d" % n for n in range(5000)))
-    taken: list[str] = []
+    stored: list[str] = []
     store_received = ChannelPublisher.store_received
 
     def slowly(self: ChannelPublisher, topic: str, channel: str, messages: list[Message]) -> None:
-        taken.append(channel)
+        stored.append(channel)
         threading.Event().wait(0.02)  # more comes meanwhile
         store_received(self, topic, channel, messages)
-        if len(taken) == 10:
+        if len(stored) == 10:
             self.stop()
 
     shares: list[int] = []
@@ -526,5 +533,5 @@ def test_channels_are_drained_together_and_a_stop_waits_for_none(
     result = run_nsq(["drain", source.http_address, *consumed.options("--yes")])
 
     assert result.status == 6, result.err
-    assert (len(taken), set(taken)) == (10, set(CHANNELS[:2]))
+    assert (len(stored), set(stored)) == (10, set(CHANNELS[:2]))
     assert sum(shares) == ClientOptions().max_in_flight_bytes
