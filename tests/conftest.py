@@ -1,6 +1,6 @@
 """Fixtures live in tests/plugins, one module per concern; this file only lists them.
 
-The header of a run names the copy of the package that is on trial: an installed one, or a checkout.
+The header of a run names the tested copy of the package: an installed one, or a checkout.
 """
 
 import signal
@@ -11,10 +11,10 @@ import pytest
 
 import nsqtools
 
-# A shell without job control has background jobs ignore SIGINT, and children inherit that.
+# Background jobs of a shell without job control ignore SIGINT, and their children inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# nohup has all ignore SIGHUP; a handler is not inherited, so that what we start ends with it
+# Programs under nohup ignore SIGHUP. Children do not inherit a handler, so they end with the run.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 

@@ -1,7 +1,7 @@
-"""Who imports whom is decided, and pure code touches nothing outside.
+"""Packages import only the packages that a table allows, and pure code has no side effects.
 
-The rules are the tables below. All imports count: those inside functions and those that only a type
-checker sees, because they too are knowledge of another package.
+The rules are the tables below. All imports count, also inside functions and for type checkers,
+because each of them depends on another package.
 """
 
 import ast
@@ -15,7 +15,7 @@ import nsqtools
 
 PACKAGE = Path(nsqtools.__file__).parent
 
-# Who imports whom, besides itself: the real edges, each of them wanted.
+# A package and the packages that it imports. Each edge exists and is intended.
 _EDGES = """
 errors:
 settings: errors
@@ -51,35 +51,37 @@ __main__: cli
 _LINES = (line.partition(":") for line in _EDGES.strip().splitlines())
 EDGES = {package: set(wanted.split()) for package, _, wanted in _LINES}
 
-# Pure: values in, values out. What these import and call must not reach the outside world. Every
-# other module whose docstring says "Pure" is held to it as well.
+# Pure packages: values in, values out. Their imports and calls must not reach the outside world.
+# Every other module with "Pure" in its docstring has the same rule.
 PURE = ("protocol/", "records/")
 _IMPURE = """asyncio http httpx logging os pathlib rich select selectors shutil socket ssl
 subprocess tempfile textual threading time typer urllib.request"""
 IMPURE_MODULES = set(_IMPURE.split())
 PURE_EXCEPTIONS = {"pathlib.PurePath", "pathlib.PurePosixPath"}
-PURE_EXCEPTIONS |= {"rich.cells.cell_len", "rich.cells.set_cell_size"}  # which measure text
+PURE_EXCEPTIONS |= {"rich.cells.cell_len", "rich.cells.set_cell_size"}  # they measure text
 IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
-# Who may import what is heavy or belongs to one place.
+# The only place that may import a package, because it is heavy or belongs there.
 ONLY_IN = {"pyspark": "spark/", "typer": "cli/", "rich": "cli/", "textual": "cli/top/app.py"}
 ONLY_IN |= {"celery": "celery.py", "kombu": "celery.py", "taskiq": "taskiq.py"}
 
-# The longest chain of imports inside a package. A chain that grows shows a module that does not
-# belong below its importer: dead letters, which need a producer, once stood below the consumer.
+# The longest chain of imports inside a package. A longer chain reveals a module at the wrong level:
+# dead letters, which need a producer, were once below the consumer.
 MAX_LEVELS = {"client": 9}
 
 
 @cache
 def sources() -> dict[Path, ast.Module]:
-    """The modules, parsed when a test asks: every worker reads this file, one runs its tests."""
+    """The parsed modules; not parsed on import, because every worker imports this file."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return {path.relative_to(PACKAGE): ast.parse(path.read_text("utf-8")) for path in paths}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names, with what is imported *from* a module as their last part; ruff bans relative
-    ones."""
+    """Yield the dotted names of imports, including names imported *from* a module.
+
+    ruff bans relative imports.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -88,33 +90,33 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def is_pure(tree: ast.Module, path: Path) -> bool:
-    """Whether the docstring of a module, not of a package, calls it pure, or its package is."""
+    """Whether a module is in a pure package, or its own docstring calls it pure."""
     says_so = re.search(r"\bPure\b", ast.get_docstring(tree) or "")
     return bool(says_so) or path.as_posix().startswith(PURE)
 
 
 def impurities(tree: ast.Module) -> list[str]:
-    """What a module imports and calls that reaches the outside world."""
+    """The imports and calls of a module that reach the outside world."""
     used = [name for name in imports(tree) if name not in PURE_EXCEPTIONS]
-    found = [name for name in used for m in IMPURE_MODULES if f"{name}.".startswith(f"{m}.")]
+    impure = [name for name in used for m in IMPURE_MODULES if f"{name}.".startswith(f"{m}.")]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             function = node.func
             name = getattr(function, "attr", getattr(function, "id", ""))
-            found += [f"{name}()"] if name in IMPURE_CALLS else []
-    return found
+            impure += [f"{name}()"] if name in IMPURE_CALLS else []
+    return impure
 
 
-def test_the_table_has_the_edges_that_there_are() -> None:
+def test_packages_import_exactly_the_packages_in_the_table() -> None:
     used: dict[str, set[str]] = {part: set() for part in EDGES}
     for path, tree in sources().items():
         part = path.parts[0].removesuffix(".py")
-        if part != "__init__":  # which has the public names
+        if part != "__init__":  # it imports the public names
             named = [name.split(".")[1] for name in imports(tree) if "nsqtools." in name]
             used.setdefault(part, set()).update(set(named) - {part, "__version__"})
 
     assert used == EDGES
-    # raises CycleError, which names the cycle
+    # raises CycleError with the cycle
     assert set(TopologicalSorter(EDGES).static_order()) == set(EDGES)
 
 
@@ -135,15 +137,15 @@ def test_chains_of_imports_inside_a_package_do_not_grow() -> None:
         assert max(levels.values()) == max_levels, levels
 
 
-def test_pure_modules_touch_nothing_outside() -> None:
+def test_pure_modules_have_no_side_effects() -> None:
     pure = {path: tree for path, tree in sources().items() if is_pure(tree, path)}
     assert len(pure) > 20
-    assert {path: found for path, tree in pure.items() if (found := impurities(tree))} == {}
+    assert {path: impure for path, tree in pure.items() if (impure := impurities(tree))} == {}
     source = "import os.path\nfrom urllib import request\nopen('x')\ndatetime.now(UTC)"
     assert impurities(ast.parse(source)) == ["os.path", "urllib.request", "open()", "now()"]
 
 
-def test_what_belongs_to_one_place_is_imported_there_alone() -> None:
+def test_packages_that_belong_to_one_place_are_imported_only_there() -> None:
     places: dict[str, set[str]] = {module: set() for module in ONLY_IN}
     for path, tree in sources().items():
         for name in imports(tree):

@@ -1,4 +1,4 @@
-"""Manual pages and guides are what the command tree says, well-formed, and true."""
+"""Manual pages and guides match the command tree, and are well-formed and correct."""
 
 import gzip
 import re
@@ -28,15 +28,15 @@ CHECKS = ["bash -n nsq.bash", "shellcheck nsq.bash", "zsh -n _nsq", "fish --no-e
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> str:
-    """What a checker says, on either stream; skips where it is not there."""
+    """The output of a checker on both streams; skip the test if it is not installed."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patience_s(30))
-    said = done.stdout + done.stderr
-    return said or ("" if done.returncode == 0 else f"status {done.returncode}")
+    output = done.stdout + done.stderr
+    return output or ("" if done.returncode == 0 else f"status {done.returncode}")
 
 
-def test_what_is_committed_is_a_fresh_rendering_and_says_nothing_of_the_machine() -> None:
+def test_committed_pages_are_up_to_date_and_machine_independent() -> None:
     rendered = documents(CHECKOUT)
     stale = list(stale_documents(CHECKOUT, rendered))
 
@@ -56,12 +56,12 @@ def test_the_scripts_are_well_formed(check: str) -> None:
     assert run([*command, str(CHECKOUT / "completions" / name)]) == ""
 
 
-def test_mandoc_has_nothing_against_the_manual_not_even_its_style() -> None:
+def test_mandoc_accepts_the_manual_and_its_style() -> None:
     assert run(["mandoc", "-Tlint", "-Wstyle", *map(str, MAN_PAGES)]) == ""
 
 
-def test_groff_has_nothing_against_the_manual(tmp_path: Path) -> None:
-    """On a sheet that is long enough for all: tbl warns of rows that end where a sheet does."""
+def test_groff_accepts_the_manual(tmp_path: Path) -> None:
+    """Use one long sheet, because tbl warns of rows that end at the end of a sheet."""
     one_sheet = tmp_path / "one_sheet"
     one_sheet.write_text(".pl 20000i\n")
     pages = map(str, (one_sheet, *MAN_PAGES))
@@ -78,9 +78,9 @@ def test_man_shows_the_pages() -> None:
         "7 nsq-options": ["--lookupd-http-address HOST:PORT", "Bounds: 10ms to 5m."],
         "7 nsq-migration": ["-topic-pattern, -topic-refresh  ", "(required)"],
     }.items():
-        shown = run(["man", "-M", str(CHECKOUT / "man"), *page.split()], env)
-        for each in words:
-            assert each in shown, page
+        rendered = run(["man", "-M", str(CHECKOUT / "man"), *page.split()], env)
+        for word in words:
+            assert word in rendered, page
 
 
 def test_the_guides_have_all_the_lists() -> None:
@@ -90,7 +90,7 @@ def test_the_guides_have_all_the_lists() -> None:
         assert f"<!-- {name}:begin -->\n- `" in text
 
 
-# -- its pages name what there is, and what the guides say about files is true
+# -- the references of the pages, and the guides about files
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +98,15 @@ def tree() -> Page:
     return read_tree()
 
 
-def test_pages_name_only_pages_that_exist(tree: Page) -> None:
+def test_pages_refer_only_to_existing_pages(tree: Page) -> None:
     names = {("-".join(page.words), "1") for page in tree.walk()}
     names |= {tuple(path.stem.split(".")) for path in GUIDES}
     texts = {page.path: render_man(page, tree) for page in tree.walk()}
     texts |= {path.name: "\n".join(to_roff(path.read_text("utf-8"))) for path in GUIDES}
 
-    for where, text in texts.items():
+    for document, text in texts.items():
         named = re.findall(r"\\fB(nsq[^ ]*?)\\fR\((\d)\)", text)
-        assert {(name.replace(r"\-", "-"), section) for name, section in named} <= names, where
+        assert {(name.replace(r"\-", "-"), section) for name, section in named} <= names, document
 
 
 def test_every_key_of_the_configuration_file_is_explained(tree: Page) -> None:
@@ -116,7 +116,7 @@ def test_every_key_of_the_configuration_file_is_explained(tree: Page) -> None:
         assert f"- `{key.replace('_', '-')} = " in fill_lists(page, tree)
 
 
-def test_an_archive_is_as_its_page_says(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: Path) -> None:
+def test_an_archive_matches_its_page(run_nsq: RunNsq, nsqd: Nsqd, tmp_path: Path) -> None:
     bodies = [f"message {number}".encode() for number in range(6)]
     for part in (bodies[:3], bodies[3:]):
         for body in part:

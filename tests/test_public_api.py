@@ -1,4 +1,4 @@
-"""What `import nsqtools` offers: complete, lazy, documented."""
+"""The public names of `import nsqtools` are complete, lazy and documented."""
 
 import ast
 import concurrent.futures
@@ -15,18 +15,18 @@ from nsqtools import aio, errors, testing
 PUBLIC = [name for name in nsqtools.__all__ if name != "__version__"]
 
 
-def test_what_type_checkers_see_can_be_had() -> None:
+def test_names_for_type_checkers_can_be_imported() -> None:
     tree = ast.parse(Path(nsqtools.__file__).read_text("utf-8"))
     [checked] = [n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name)]
     imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
-    seen = {alias.name for node in imports for alias in node.names}
-    assert set(PUBLIC) == seen | set(errors.__all__)
+    names = {alias.name for node in imports for alias in node.names}
+    assert set(PUBLIC) == names | set(errors.__all__)
     assert dir(nsqtools) == sorted(nsqtools.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Consumr'"):
         nsqtools.Consumr  # noqa: B018
 
 
-def test_a_public_name_can_be_had_and_is_documented_with_its_methods() -> None:
+def test_a_public_name_exists_and_is_documented_with_its_methods() -> None:
     for name in PUBLIC:
         public = getattr(nsqtools, name)
         assert public.__name__ == name
@@ -66,7 +66,7 @@ FORMER = {
     nsqtools.Producer: ["checked_parts", "end_retries", "has_room", "patience_s", "split"],
     nsqtools.Publication: ["call_back", "set_exception", "set_result"],
 }
-"""Names of 0.3 that only nsqtools needs."""
+"""Public names of 0.3 that only nsqtools itself uses."""
 
 
 def public_objects() -> Iterator[tuple[object, set[str]]]:
@@ -86,7 +86,7 @@ def test_threads_and_asyncio_have_the_same_public_names() -> None:
         }
 
 
-def test_a_name_that_became_private_still_works_and_warns() -> None:
+def test_a_name_that_became_private_works_with_a_warning() -> None:
     for public, _ in public_objects():
         for name in next((FORMER[kind] for kind in type(public).__mro__ if kind in FORMER), []):
             with pytest.warns(DeprecationWarning, match=rf"{name} is private and will be removed"):
@@ -102,7 +102,7 @@ def test_every_error_has_a_category_and_a_place_in_the_tree() -> None:
         assert name in (errors.__doc__ or "")
 
 
-def test_an_error_comes_out_of_another_process_as_it_was() -> None:
+def test_an_error_is_unchanged_after_pickling() -> None:
     cause = errors.ServerError("E_BAD_MESSAGE", "too big", fatal=True, where="a:1")
     rejected = errors.PublishRejected("not published", cause=cause, hint="Split it.")
     late = errors.DeadlineExceeded("late", hint="Wait.")

@@ -1,7 +1,8 @@
-"""README.md and the guides do what they say: each block of commands runs, heading by heading.
+"""The commands in README.md and the guides run, heading by heading.
 
-A command must end with status 0, one that is interrupted with 130, and where the text shows what
-is printed, exactly that is printed. Blocks without a language, and JSON, are excerpts: not run.
+A command must end with status 0, or 130 if it is interrupted. If the text shows the output, a
+command must print exactly this output. Blocks without a language, and JSON, are excerpts that are
+not run.
 """
 
 import ast
@@ -62,9 +63,9 @@ NOT_RUN = {
     **dict.fromkeys(("nsq archive info s3:", "nsq archive cat s3:", "nsq replay s3:"), NO_BUCKET),
 }
 VERDICTS = ("nsq check --lookupd-http-address lookup-1:4161", "nsq check --max-depth 10000")
-"""Channels here have no consumers, and `nsq check` says so by its exit status, which is 1."""
+"""Channels here have no consumers, so the exit status of `nsq check` is 1."""
 
-MESSAGES, OLD = 30, 20  # each is a process of nsq to-exec, and a request of nsq to-http
+MESSAGES, OLD = 30, 20  # each message is a process of nsq to-exec, and a request of nsq to-http
 INSTALL = "Install"
 TLS_AND_AUTH = "Use TLS and auth"
 PROFILES = (TLS_AND_AUTH, "toml")
@@ -72,11 +73,11 @@ REPLAY = "Replay an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
 OPERATE_GUIDE = "nsq-operate.7.md"
-# tests/archive/test_lake_guide.py runs that of lakes
-# and tests/schedule that of the scheduler, tests/authd that of users, tests/tasks that of tasks
+# tests/archive/test_lake_guide.py runs the guide about lakes, and tests/schedule, tests/authd and
+# tests/tasks run the guides about the scheduler, users and tasks
 SCHEDULE_GUIDE = "nsq-schedule.7.md"
 AUTH_GUIDE = "nsq-auth.7.md"
-KUBERNETES_GUIDE = "nsq-kubernetes.7.md"  # of which tests/packaging validates the manifests
+KUBERNETES_GUIDE = "nsq-kubernetes.7.md"  # tests/packaging validates its manifests
 TASKS_GUIDE = "nsq-tasks.7.md"
 OWN_TESTS = (
     TUTORIAL,
@@ -89,15 +90,15 @@ OWN_TESTS = (
     "nsq-lake.7.md",
     "nsq-config.5.md",
 )
-# An editable install may be older than the entry point of the plugin, so it is named.
+# An editable install may be older than the entry point of the plugin, so -p names it.
 PYTEST = " -m pytest -q -p nsqtools.testing.pytest_plugin"
 
 Serve = Callable[[str], Place]
 
 
 def places() -> list[tuple[str, str]]:
-    """Each document and heading with something to run; Spark's commands have their own test."""
-    found = (
+    """The documents and headings with commands; the commands of Spark have their own test."""
+    headings = (
         (block.document, block.heading)
         for block in BLOCKS
         if block.language not in EXCERPTS
@@ -105,7 +106,7 @@ def places() -> list[tuple[str, str]]:
         and block.heading not in (INSTALL, "Spark")
         and block.document not in OWN_TESTS
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(headings))
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def serve(
             place = make_place(tmp_path, nsqd, lookupd)
             monkeypatch.chdir(place.directory)
             window = signature(check_command.check).parameters["window"].default
-            monkeypatch.setattr(window, "default_value", "500ms")  # what is shown does not move
+            monkeypatch.setattr(window, "default_value", "500ms")  # the output does not scroll
             monkeypatch.setattr(consuming, "EMPTY_AFTER_S", 0.7)
             run_in_process(place, run_nsq)
             commands = "".join(block.text for block in BLOCKS if block.heading == heading)
@@ -154,7 +155,7 @@ def serve(
             if heading in (REPLAY, SPARK_GUIDE):
                 archive = next(block for block in BLOCKS if block.language == "cron")
                 assert place.run(commands_of(archive)[0])[0] == 0
-                # Spark compacts no day that is not over
+                # Spark compacts no day that has not ended
                 ns, nsqd_of_old = time.time_ns() - 2 * 86_400 * 10**9, "old:4150"
                 ids = (b"%016x" % n for n in range(OLD))
                 old = [Envelope("clicks", nsqd_of_old, id, ns, 1, b"old") for id in ids]
@@ -166,7 +167,7 @@ def serve(
 
 
 def run_in_process(place: Place, run_nsq: RunNsq) -> None:
-    """Run the commands of nsq in this process, which saves their start-up."""
+    """Run the commands of nsq in this process, without their start-up."""
     place.in_process["nsq"] = lambda words: run_nsq(words, env=place.environ)
 
 
@@ -192,12 +193,12 @@ def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd)
 
 
 def fill(nsqd: EmbeddedNsqd) -> None:
-    """Topics as a site has them, with messages in every channel that the texts name."""
+    """Create the topics of a site, with messages in every channel of the texts."""
     named = r'(?:-c |--channel |"clicks", ")([a-z]+)'
     channels = set(re.findall(named, "".join(TEXTS.values())))
     assert {"archive", "sqlite"} <= channels
     clicks = [json.dumps({"n": n, "page": "/checkout"}) for n in range(MESSAGES)]
-    # one client, for each reads all certificates of the machine
+    # one client, because every client reads all certificates of the machine
     with httpx.Client(base_url=f"http://{nsqd.http_address}", timeout=patience_s(5)) as api:
         for topic in ("clicks", "views", "events", "orders"):
             api.post(f"/topic/create?topic={topic}").raise_for_status()
@@ -208,9 +209,7 @@ def fill(nsqd: EmbeddedNsqd) -> None:
 
 
 @pytest.mark.parametrize(("document", "heading"), places())
-def test_the_commands_under_a_heading_do_what_they_should(
-    document: str, heading: str, serve: Serve
-) -> None:
+def test_the_commands_under_a_heading_work(document: str, heading: str, serve: Serve) -> None:
     run_all([b for b in BLOCKS if (b.document, b.heading) == (document, heading)], serve(heading))
 
 
@@ -221,7 +220,7 @@ def test_the_tutorial_works_from_top_to_bottom(serve: Serve) -> None:
 def test_the_guide_for_operators_works_from_top_to_bottom(
     tmp_path: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its daemons are processes at ports that it names: ports 41NN become HHHNN, which are free."""
+    """Its daemons are processes at the ports of the guide, with free ports HHHNN for 41NN."""
     place = Place(tmp_path, {"127.0.0.1:41": f"127.0.0.1:{free_hundred()}"})
     lookupd = place.fit("127.0.0.1:4161")
     place.environ = user_environment(tmp_path) | {"NSQ_LOOKUPD_HTTP_ADDRESS": lookupd}
@@ -235,15 +234,17 @@ def test_the_guide_for_operators_works_from_top_to_bottom(
 
 
 def free_hundred() -> int:
-    """Return the first digits of a hundred ports, of which those of the guide are free: below those
-    that other tests reserve."""
+    """Return HHH such that the ports HHHNN of the guide are free.
+
+    They are below the ports that other tests reserve.
+    """
     used = {int(port) for port in re.findall(r"127\.0\.0\.1:41(\d\d)", TEXTS[OPERATE_GUIDE])}
     assert len(used) > 5
     for hundred in random.sample(range(100, LOWEST // 100), 20):
         with ExitStack() as bound, suppress(OSError):
             for port in used:
-                taken = bound.enter_context(socket.socket())
-                taken.bind(("127.0.0.1", hundred * 100 + port))
+                listener = bound.enter_context(socket.socket())
+                listener.bind(("127.0.0.1", hundred * 100 + port))
             return hundred
     raise AssertionError("no ports are free")
 
@@ -251,7 +252,7 @@ def free_hundred() -> int:
 def test_the_guide_for_spark(
     serve: Serve, spark_env: dict[str, str], run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the session that the tests share: a JVM for each command would take most of the time."""
+    """The commands share the session of the tests: a JVM for each would take most of the time."""
     from pyspark.sql import SparkSession
 
     place = serve(SPARK_GUIDE)
@@ -261,7 +262,7 @@ def test_the_guide_for_spark(
         monkeypatch.setenv(name, place.environ[name])
 
     by_spark = {"nsq spark": lambda words: run_spark(*words)}
-    place.in_process = by_spark | place.in_process  # the first that fits
+    place.in_process = by_spark | place.in_process  # the first matching prefix counts
     blocks = [block for block in BLOCKS if block.document == SPARK_GUIDE]
     run_all([block for block in blocks if block.language in SHELL], place)
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)
@@ -269,11 +270,11 @@ def test_the_guide_for_spark(
     exec(compile(place.fit(script), SPARK_GUIDE, "exec"), {})
 
     for topic, messages in {"clicks-again": OLD, "clicks-by-spark": MESSAGES}.items():
-        _, shown = place.run(Command(f"nsq topic info {topic} --json"))
-        assert json.loads(shown)["nodes"][0]["messages"] == messages
+        _, output = place.run(Command(f"nsq topic info {topic} --json"))
+        assert json.loads(output)["nodes"][0]["messages"] == messages
 
 
-def test_readme_shows_commands_for_spark_that_the_guide_has() -> None:
+def test_the_spark_commands_of_readme_are_in_the_guide() -> None:
     ran = {c.text for b in BLOCKS if b.document == SPARK_GUIDE for c in commands_of(b)}
     [block] = [b for b in BLOCKS if (b.document, b.heading) == ("README.md", "Spark")]
 
@@ -288,33 +289,33 @@ def run_all(blocks: list[Block], place: Place) -> None:
                     check(command, block, place)
         elif block.language == "python":
             (place.directory / "recipe.py").write_text(place.fit(block.text))
-            if module := re.match(r"# (\w+\.py)\n", block.text):  # for the commands below it
+            if module := re.match(r"# (\w+\.py)\n", block.text):  # for the commands that follow
                 (place.directory / module[1]).write_text(block.text)
             options = PYTEST if "def test_" in block.text else ""
             check(Command(f"{shlex.quote(sys.executable)}{options} recipe.py"), block, place)
         elif block.language == "ini":
             check_unit(block, place)
         else:
-            known = (*EXCERPTS, "toml")
-            assert block.language in known, f"{block.document}, line {block.line}"
+            expected = (*EXCERPTS, "toml")
+            assert block.language in expected, f"{block.document}, line {block.line}"
 
 
 def check(command: Command, block: Block, place: Place) -> None:
-    # the image's entry point is nsq, so a container's command line is one of nsq
+    # the image's entry point is nsq, so a container's command line is that of nsq
     docker = r"docker run (?:--?[a-z]+(?:[ =]host)? |-v \S+ )*nsqtools"
     status, output = place.run(command._replace(text=re.sub(docker, "nsq", command.text)))
     expected = int(command.text in VERDICTS)
     if command.runs_until_interrupted:  # nsqd's own status is 0
         expected = 0 if command.text.startswith("nsq nsqd") else 130
-    what = f"{block.document}, line {block.line}: {command.text}\n{output}"
-    assert status == expected, what
-    assert "Traceback" not in output, what
+    context = f"{block.document}, line {block.line}: {command.text}\n{output}"
+    assert status == expected, context
+    assert "Traceback" not in output, context
     if command.output is not None:
-        assert timeless(output) == timeless(place.fit(command.output)), what
+        assert timeless(output) == timeless(place.fit(command.output)), context
 
 
 def timeless(output: str) -> str:
-    """Without seconds that were measured, as a busy machine takes some more, and without dates."""
+    """Replace dates, and measured seconds, which vary on a busy machine."""
     output = re.sub(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d UTC", "DATE", output)
     return re.sub(r"\bin \d+ s\b", "in N s", output)
 
@@ -333,7 +334,7 @@ def test_cron_and_systemd_find_the_command() -> None:
 
 
 def check_unit(block: Block, place: Place) -> None:
-    """Run what the unit runs, until TERM, and expect the status that it says is a success."""
+    """Run the command of a unit until SIGTERM, and expect its SuccessExitStatus."""
     unit = configparser.ConfigParser()
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(block.text)
@@ -351,13 +352,13 @@ def check_unit(block: Block, place: Place) -> None:
                 assert systemd.recv(100) == b"READY=1"
             finally:
                 process.terminate()
-            _, said = process.communicate(timeout=patience_s(20))
-    assert process.returncode == int(service["SuccessExitStatus"]), said
+            _, stderr = process.communicate(timeout=patience_s(20))
+    assert process.returncode == int(service["SuccessExitStatus"]), stderr
     written = list((place.directory / "archives").glob("clicks.*.log.gz"))
-    assert len(written) == 1, said
+    assert len(written) == 1, stderr
 
 
-def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_path: Path) -> None:
+def test_the_first_command_needs_only_python(tmp_path: Path) -> None:
     block = next(block for block in BLOCKS if block.heading == INSTALL)
     if not (CHECKOUT / ".git").exists():
         pytest.skip("this is no git checkout")
@@ -369,17 +370,17 @@ def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_pat
     programs, home = tmp_path / "bin", tmp_path / "home"
     programs.mkdir()
     home.mkdir()
-    # a PATH with nothing on it but the system's programs and this Python
+    # a PATH with only the system's programs and this Python
     (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
     kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "http", "HTTP"))}
     env = kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home)}
-    where = {"cwd": tmp_path / "clone", "env": env, "timeout": patience_s(80)}
-    done = subprocess.run(["bash", "-c", block.text], capture_output=True, **where)
+    options = {"cwd": tmp_path / "clone", "env": env, "timeout": patience_s(80)}
+    done = subprocess.run(["bash", "-c", block.text], capture_output=True, **options)
     assert done.returncode == 0, done.stderr.decode()
     assert b"Everything was there" in done.stdout
 
 
-def test_readme_is_short_enough_to_be_read_and_every_link_leads_somewhere() -> None:
+def test_readme_is_short_and_every_link_has_a_target() -> None:
     assert len(README.encode()) < 10_000
     for name, text in TEXTS.items():
         folder = CHECKOUT if name == "README.md" else CHECKOUT / "man"
@@ -389,7 +390,7 @@ def test_readme_is_short_enough_to_be_read_and_every_link_leads_somewhere() -> N
     assert all(f"({name}.md)" in README for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))
 
 
-def test_every_path_that_is_named_to_contributors_exists_and_every_package_is_explained() -> None:
+def test_contributing_names_existing_paths_and_explains_every_package() -> None:
     text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
     named = set(re.findall(r"(?<![\w/.])(?:nsqtools|tests|man)/[\w/.-]+\w", text))
     made_up = {"nsqtools/cli/commands/NAME.py", "man/NAME.7.md"}
@@ -401,7 +402,7 @@ def test_every_path_that_is_named_to_contributors_exists_and_every_package_is_ex
         assert re.search(rf"\b{path.parent.name}\b", tree), path
 
 
-def test_each_decision_of_contributing_has_the_home_that_is_named() -> None:
+def test_each_decision_in_contributing_is_in_the_named_module() -> None:
     text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
     table = text.partition("## Where decisions are made")[2].partition("\n## ")[0]
     homes = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", table)
@@ -416,10 +417,10 @@ def test_each_decision_of_contributing_has_the_home_that_is_named() -> None:
             assert not method or method in members, f"{path}: {name}"
 
 
-def test_each_go_utility_has_a_table_of_its_flags_and_of_options_that_exist(
+def test_each_go_utility_has_a_table_of_flags_and_existing_options(
     run_nsq: RunNsq,
 ) -> None:
-    """That these are its flags, and all of them, is in tests/interop/test_go_command_lines.py."""
+    """tests/interop/test_go_command_lines.py checks that the flags are complete."""
     programs, migration = set(), TEXTS["nsq-migration.7.md"]
     for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", migration, re.MULTILINE):
         (program, command), _, *rows = (

@@ -1,7 +1,7 @@
-"""Start-up is a feature: which modules a command loads, not how many milliseconds it takes.
+"""Start-up is a feature: the tests check the modules that a command loads, not its time.
 
-A guard on times would be noise on a busy machine; a module that crept in is a fact. The times are
-printed by ``tests/benchmarks startup``.
+Times vary on a busy machine, but the set of loaded modules does not. ``tests/benchmarks startup``
+prints the times.
 """
 
 import json
@@ -39,23 +39,25 @@ def modules_after_nsq(*arguments: str) -> set[str]:
     )
 
 
-def test_importing_the_package_loads_nothing_else_and_a_client_no_more_than_it_needs() -> None:
+def test_the_package_and_its_clients_load_only_needed_modules() -> None:
     loaded = modules_after("import nsqtools") - modules_after("")
     assert loaded == {"nsqtools", "nsqtools.errors", "__future__"}
-    made = "Consumer('t', 'c', nsqd_tcp_addresses=['localhost'])", "Producer('localhost')"
-    loaded = modules_after("import nsqtools\n" + "\n".join(f"nsqtools.{each}" for each in made))
+    clients = "Consumer('t', 'c', nsqd_tcp_addresses=['localhost'])", "Producer('localhost')"
+    loaded = modules_after(
+        "import nsqtools\n" + "\n".join(f"nsqtools.{client}" for client in clients)
+    )
     assert loaded & (HEAVY | {"typer", "subprocess"}) == set()
 
 
 @pytest.mark.parametrize("arguments", ["--version", "--help", "completion bash"])
-def test_the_front_door_loads_neither_typer_nor_its_like(arguments: str) -> None:
+def test_version_help_and_completion_load_no_typer(arguments: str) -> None:
     unwanted = HEAVY | {"typer", "typing", "dataclasses", "logging", "enum", "re"}
 
     assert modules_after_nsq(*arguments.split()) & unwanted <= modules_after("")
 
 
-def test_the_help_of_no_command_loads_anything_heavy() -> None:
-    """In one process: what a page loads stays there for those after it, of which none needs it."""
+def test_no_help_page_loads_a_heavy_module() -> None:
+    """One process shows all pages, because a loaded module stays loaded for the later ones."""
     pages = [[*name.split(), "--help"] for name in PARSED]
     loaded = modules_after(
         f"from nsqtools.cli.main import main\nfor page in {pages!r}: assert main(page) == 0"
@@ -76,7 +78,7 @@ def test_a_daemon_that_only_prints_loads_no_server(daemon: str) -> None:
     assert loaded & (HEAVY | serving) == set()
 
 
-def test_a_command_that_prints_loads_nothing_heavy_and_no_other_command() -> None:
+def test_a_command_that_only_prints_loads_no_other_command() -> None:
     loaded = modules_after_nsq("config", "show", "--json")
 
     assert loaded & HEAVY == set()
