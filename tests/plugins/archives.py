@@ -1,4 +1,4 @@
-"""Archives under test: made to order, and read with other tools than ours."""
+"""Archives under test: written on request, and read with tools other than ours."""
 
 import base64
 import gzip
@@ -38,7 +38,7 @@ BEGIN_NS = 1_790_000_000 * 10**9  # 2026-09-21T14:13:20Z
 
 
 def numbered(first: int, last: int, step_ns: int = 10**9) -> list[WireMessage]:
-    """Messages, by default one a second, whose ids and bodies say which they are."""
+    """Messages, by default one a second, with their numbers in ids and bodies."""
     return [
         WireMessage(BEGIN_NS + n * step_ns, 1, b"%016x" % n, b"body %d" % n)
         for n in range(first, last)
@@ -46,7 +46,7 @@ def numbered(first: int, last: int, step_ns: int = 10**9) -> list[WireMessage]:
 
 
 def by_the_minute(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
-    """One a minute: the midnight is before number 587. Every other body is not UTF-8."""
+    """Messages of one a minute, with midnight before number 587; every other body is not UTF-8."""
     return [
         message._replace(attempts=attempts, body=b"%b\n%b" % (message.body, b"\xff" * (n % 2)))
         for n, message in enumerate(numbered(first, last, 60 * 10**9), first)
@@ -57,7 +57,7 @@ Row = tuple[str | None, str | None, str | None, int | None, bytes]
 
 
 def content(output: Path | Place) -> list[Row]:
-    """What a reader sees: the partition, identity and body of each row, in order."""
+    """The partition, identity and body of each row, in order."""
     from pyarrow import parquet
 
     rows = []
@@ -65,8 +65,8 @@ def content(output: Path | Place) -> list[Row]:
         for name in names:
             values = dict(unquote(part).split("=", 1) for part in name.split("/")[:-1])
             with root.open(name) as file:
-                found = parquet.ParquetFile(file).read().to_pylist()
-            for row in found:
+                table_rows = parquet.ParquetFile(file).read().to_pylist()
+            for row in table_rows:
                 body = row.get("body_bytes") or row["body"]
                 body = body if isinstance(body, bytes) else body.encode()
                 rows.append((values["topic"], values["date"], row["id"], row["ts_ns"], body))
@@ -74,7 +74,7 @@ def content(output: Path | Place) -> list[Row]:
 
 
 def bodies_at(*places: Path | str) -> list[bytes]:
-    """The bodies of all messages of archives and tables, in order; none may be damaged."""
+    """The bodies of all messages of archives and tables, in order; damage is an error."""
     return sorted(
         message.body
         for archive in find_archives(places)
@@ -90,8 +90,10 @@ def write_archive(
     is_finished: bool = True,
     head: Head | None = None,
 ) -> Path:
-    """Write messages with an index, a flush for each member: zstd or Arrow if named so, else
-    gzip."""
+    """Write messages with an index, and flush each member.
+
+    The suffix of ``path`` selects zstd or Arrow instead of gzip.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = PartFile(path, 0o640, compressor_for(path), 0.0, head)
     flush(file, topic, nsqd, members)
@@ -112,27 +114,29 @@ def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[Wire
 
 
 def dead_letters(folder: Path | Place) -> list[bytes]:
-    """The lines of what tasks of Spark could not publish."""
+    """The lines of the messages that Spark's tasks could not publish."""
     storage = parse_place(str(folder))
-    names = sorted(each.name for each in storage.list() if each.name.startswith("dead-"))
+    names = sorted(entry.name for entry in storage.list() if entry.name.startswith("dead-"))
     return [line for name in names for line in storage.read(name).splitlines()]
 
 
 def dead_rows(folder: Path | Place) -> list[int]:
-    """The numbers that they had in their partitions."""
+    """The row numbers of dead letters in their partitions."""
     return sorted(json.loads(line)["row"] for line in dead_letters(folder))
 
 
 def values_of(plan: Iterable[Any], settings: Any, column: str) -> list[Any]:
-    """What a column has in all rows of some partitions, as Spark's executors read them."""
+    """The values of a column in all rows of some partitions, as Spark's executors read them."""
     from nsqtools.spark.archives.partition_reader import read_partition
 
-    batches = (batch for each in plan for batch in read_partition(each, settings, [column]))
+    batches = (
+        batch for partition in plan for batch in read_partition(partition, settings, [column])
+    )
     return [value for batch in batches for value in batch[column].to_pylist()]
 
 
 class Writer:
-    """An archive as it is written: members become durable, files are finished, one at a time."""
+    """A writer of an archive: members become durable, and files are finished, one at a time."""
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class Writer:
         self._file: PartFile | None = None
 
     def write(self, *members: Sequence[WireMessage], name: str = "") -> Path:
-        """Make members durable in the file in progress, and begin one if there is none."""
+        """Make members durable in the file in progress, or in a new one."""
         if self._file is None:
             self.number += 1
             name = name or f"{self._topic}-{self.number:06d}.log.{self._suffix}"
@@ -169,16 +173,16 @@ class Writer:
 
 def journal_in(path: Path, topic: str = "clicks", channel: str = "archive", **more: Any) -> Journal:
     """The journal of a topic and channel, as a new run opens it."""
-    given = {"run": "1", "size": 100, "is_durable": lambda *member: True, "now_s": 0.0} | more
+    settings = {"run": "1", "size": 100, "is_durable": lambda *member: True, "now_s": 0.0} | more
     earlier = journals_below(path).get(stem_of(topic, channel), ())
-    return Journal(path, topic, channel, earlier=earlier, **given)
+    return Journal(path, topic, channel, earlier=earlier, **settings)
 
 
 NOW_S = 1_790_000_000.0
 
 
 class FakeConnection:
-    """A connection of a writer: it delivers at ``NOW_S``, and notes the answers."""
+    """A connection of a writer that delivers at ``NOW_S``, and records the answers."""
 
     msg_timeout_s = 60.0
     received_at = 0.0
@@ -206,9 +210,9 @@ class FakeConnection:
 
 
 def finished_files(directory: Path) -> list[Path]:
-    """All files that are not hidden."""
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return sorted(path for path in found if not path.name.startswith("."))
+    """All files that are not hidden, in order."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(path for path in files if not path.name.startswith("."))
 
 
 def parts(directory: Path) -> list[Path]:
@@ -217,7 +221,7 @@ def parts(directory: Path) -> list[Path]:
 
 
 def text_of(path: Path) -> bytes:
-    """The content of a file; Python's gzip, or zstdcat if it is there, must find nothing wrong."""
+    """The content of a file, which Python's gzip, or zstdcat if installed, must accept."""
     if path.suffix == ".gz":
         return gzip.decompress(path.read_bytes())
     if path.suffix == ".arrow":
@@ -232,12 +236,12 @@ def text_of(path: Path) -> bytes:
 
 
 def lines_of(directory: Path) -> list[bytes]:
-    """The lines of all finished files; each file must end in a whole one."""
+    """The lines of all finished files; each file must end with a complete line."""
     lines: list[bytes] = []
     for path in finished_files(directory):
-        *whole, rest = text_of(path).split(b"\n")
-        assert rest == b"", f"{path} ends in {rest!r}"
-        lines += whole
+        *complete, incomplete = text_of(path).split(b"\n")
+        assert incomplete == b"", f"{path} ends in {incomplete!r}"
+        lines += complete
     return lines
 
 
@@ -250,11 +254,11 @@ def messages_of(directory: Path) -> list[dict[str, Any]]:
     return messages
 
 
-ON_ITS_WAY_S = 0.05  # a message is in none of nsqd's counts while it goes from queue to client
+ON_ITS_WAY_S = 0.05  # no count of nsqd has a message on its way from the queue to the client
 
 
 def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
-    """Messages that nsqd still has, wherever they are; none is what two looks agree about."""
+    """The number of messages that nsqd still has; 0 only if two samples agree."""
 
     def counted() -> int:
         stats = nsqd.channel_stats(topic, channel)
@@ -266,7 +270,7 @@ def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
     return counted()
 
 
-# -- nsq to-file in a process of its own ----------------------------------------------------------
+# -- nsq to-file in its own process ---------------------------------------------------------------
 
 TOPIC, CHANNEL = "clicks", "archive"
 
@@ -289,12 +293,12 @@ def to_file(address: str, directory: Path, *flags: str) -> list[str]:
 
 
 def wait_until_archived(nsqd: Nsqd, topic: str = TOPIC) -> None:
-    """Wait until the channel has nothing any more, redeliveries included."""
+    """Wait until the channel is empty, also of redeliveries."""
     wait_until(lambda: unfinished(nsqd, topic, CHANNEL) == 0, what="an empty channel", timeout_s=60)
 
 
 def ended(process: subprocess.Popen[bytes]) -> str:
-    """End an archiver, which finishes and stores its files; return what it said."""
+    """Stop an archiver, which finishes and stores its files; return its log."""
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=patience_s(90))
     assert process.returncode == 143, stderr.decode()
@@ -306,7 +310,7 @@ def killed_again_and_again(
 ) -> subprocess.Popen[bytes]:
     """Kill an archiver at random points after its ``state`` has changed; return its successor.
 
-    A state of 0 is that of one with nothing left to do.
+    A state of 0 means that no work is left.
     """
     chance = random.Random(kills)
     for _ in range(kills):
@@ -324,7 +328,7 @@ def killed_again_and_again(
 
 
 def assert_each_once(found: Iterable[bytes], published: Iterable[bytes]) -> None:
-    """Compare what is in files or tables with what was published."""
+    """Check that files or tables have every published message exactly once."""
     counts = Counter(found)
     assert set(published) - set(counts) == set(), "messages were lost"
     assert [body for body, times in counts.items() if times > 1] == [], "messages were doubled"
@@ -378,11 +382,11 @@ KilledAt = Callable[..., bool]
 def killing(
     steps: str, program: str = NSQ, env: dict[str, str] | None = None
 ) -> Iterator[KilledAt]:
-    """Yield ``killed_at(step, *words)``, which runs a program with words, and tells whether it came
-    to the step and was killed.
+    """Yield ``killed_at(step, *words)``, which runs a program with words.
 
-    ``steps`` imports the program's modules, which takes longer than the program, so that each run
-    is a fork. A step is before or after a function that it has put steps ``around``.
+    It returns whether the program reached the step and was killed. Each run is a fork after
+    ``steps`` has imported the program's modules, because imports take longer than the program. A
+    step is before or after a function that is wrapped by ``around``.
     """
     limit_s = str(round(patience_s(90)))
     command = [sys.executable, "-c", FORKING, limit_s, steps, program]

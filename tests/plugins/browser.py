@@ -1,13 +1,14 @@
-"""A real browser, and the console it looks at.
+"""A real browser, and the console that it shows.
 
     open_page     a factory: ``open_page(url, width=375)`` opens a tab that is closed with the test
     serve_pages   a factory of consoles on this process' threads, for a file of tests:
                   ``serve_pages(nsqd_http=[..], allow_changes=True)``
 
-A tab that says anything on its console, an error of a script or a violation of the content security
-policy, fails the test that opened it, unless that takes it out of ``tab.complaints``. There is a
-browser for each file, for while playwright is on no other test of the worker could run an event
-loop. Without a chromium and playwright the tests are skipped; with ``CI=true`` they fail.
+A message on the console of a tab, such as an error of a script or a violation of the content
+security policy, fails the test that opened the tab, unless the test removes the message from
+``tab.complaints``. Each file has its own browser, because no other test of the worker can run an
+event loop while playwright runs. Without chromium and playwright the tests are skipped; with
+``CI=true`` they fail.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REFRESH_S = 0.25
 
 
 class Tab:
-    """An open page. ``complaints`` are what it said on its console."""
+    """An open page. ``complaints`` are the messages on its console."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -48,13 +49,13 @@ class Tab:
         self.page.set_viewport_size({"width": width, "height": 800})
 
     def overflow(self) -> int:
-        """How many pixels the page is wider than the window."""
+        """The number of pixels by which the page is wider than the window."""
         root = "document.documentElement"
         return int(self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))
 
 
 def expect(locator: Any) -> Any:
-    """playwright's ``expect``, patient; who only collects the tests need not load playwright."""
+    """playwright's ``expect`` with patience; collecting the tests does not import playwright."""
     from playwright.sync_api import expect
 
     expect.set_options(timeout=patience_s(5) * 1000)
@@ -76,13 +77,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[BrowserContext]:
-    """The window of the tabs that need nothing special: a new one costs as much as a page."""
+    """The window of all ordinary tabs, because a new window costs as much as a page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM,
-            # as root, as in a container of CI, its own sandbox cannot be had
+            # its sandbox does not work as root, as in a container of CI
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
             timeout=patience_s(30) * 1000,
         )
@@ -140,11 +141,13 @@ def serve_pages() -> Iterator[ServePages]:
         ) -> str:
             addresses = ClusterAddresses(tuple(nsqd_http), tuple(lookupd_http), ())
             cluster = stack.enter_context(Cluster(addresses, access))
-            given = WebSettings(**{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings})
-            listener = stack.enter_context(listen(given.listen))
-            context = WebContext(given, cluster, ClientOptions())
+            web_settings = WebSettings(
+                **{"listen": "127.0.0.1:0", "refresh_s": REFRESH_S, **settings}
+            )
+            listener = stack.enter_context(listen(web_settings.listen))
+            context = WebContext(web_settings, cluster, ClientOptions())
             server = WebServer(context, listener)
-            # a question that is open and connects after the end leaves its socket
+            # an open request that connects after the end would leave its socket open
             stack.callback(wait_for_threads, "nsq-sample")
             thread = threading.Thread(target=server.run, args=(lambda: None,))
             stack.callback(thread.join)

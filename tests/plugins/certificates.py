@@ -1,6 +1,6 @@
-"""A certificate authority for tests, and certificates that are right, or wrong in one way each.
+"""A certificate authority for tests, with valid certificates and ones with a single fault each.
 
-They have what Python 3.13's strict verification asks for.
+They have the extensions that Python 3.13's strict verification requires.
 """
 
 import datetime
@@ -29,10 +29,12 @@ class Credentials(NamedTuple):
 
 
 class Certificates(NamedTuple):
-    """What the authority of the file `ca` has issued."""
+    """The certificates that the authority of the file `ca` has issued."""
 
     ca: Path
-    other_ca: Path  # has issued nothing: who trusts only that one must refuse every server
+    other_ca: (
+        Path  # has issued no certificate: a client that trusts only this one refuses every server
+    )
     server: Credentials  # for localhost and 127.0.0.1
     expired_server: Credentials
     wrong_host_server: Credentials  # for nsqd.example.org

@@ -1,9 +1,9 @@
 """Run ``nsq``: to its end, as a process to talk to, or on a terminal.
 
-`run_nsq` runs to the end and returns what came out. `spawn_nsq` starts a process to be talked to
-while it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colors, tables and
-progress. `nsq_on_a_screen` shows what a person sees there: ``screen.wait_for("clicks")`` (pyte).
-What is still running when a test ends is killed.
+`run_nsq` runs to the end and returns the output. `spawn_nsq` starts a process for a dialog, and
+`nsq_on_a_terminal` a process on a terminal (pexpect), for colors, tables and progress.
+`nsq_on_a_screen` shows the screen of a user: ``screen.wait_for("clicks")`` (pyte). Processes that
+still run at the end of a test are killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKOUT = Path(nsqtools.__file__).parents[1]
 NSQ = (sys.executable, "-m", "nsqtools")
 DEADLINE_S = patience_s(30.0)
 WATCH_S = patience_s(300.0)
-NEED_A_PROCESS = {"bench", "demo", "spark", "work"}  # they start others, a JVM, users' code
+NEED_A_PROCESS = {"bench", "demo", "spark", "work"}  # they start processes, a JVM or users' code
 
 
 class Given(registry.Command):
@@ -48,14 +48,14 @@ class Given(registry.Command):
 
 
 class NsqProcess(subprocess.Popen[bytes]):
-    """It has pipes for all three streams."""
+    """A process with pipes for all three streams."""
 
     stdin: IO[bytes]
     stdout: IO[bytes]
     stderr: IO[bytes]
 
     def end(self, number: int, timeout_s: float = 10.0) -> tuple[bytes, bytes]:
-        """Send a signal, and wait for the end; what it wrote to stdout and to stderr."""
+        """Send a signal, and wait for the end; return its stdout and stderr."""
         self.send_signal(number)
         return self.communicate(timeout=patience_s(timeout_s))
 
@@ -68,7 +68,7 @@ TerminalNsq = Callable[..., "pexpect.spawn[str]"]
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """For every test: what one leaves would hide the log from the next, wherever it runs."""
+    """Restore logging after every test, because a left handler would hide later logs."""
     with in_process.own_logging():
         yield
 
@@ -85,7 +85,7 @@ def given_command(monkeypatch: pytest.MonkeyPatch, own_logging: None) -> GivenCo
 
 @pytest.fixture
 def nsq_env(tmp_path: Path) -> dict[str, str]:
-    """An environment in which nobody's settings, colors or addresses are set."""
+    """An environment without settings, colors or addresses of a user."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LD_LIBRARY_PATH")}
     return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": str(CHECKOUT)}
 
@@ -94,8 +94,8 @@ def nsq_env(tmp_path: Path) -> dict[str, str]:
 def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
     """Run ``nsq ARGS`` to its end: ``run_nsq(["schema"], stdin=b"", env={...})``.
 
-    It runs in this process, unless the command is one of `NEED_A_PROCESS`. On a ``terminal`` of so
-    many ``columns`` stdin, stdout and stderr are one.
+    It runs in this process, unless the command is one of `NEED_A_PROCESS`. A ``terminal`` with a
+    number of ``columns`` joins stdin, stdout and stderr.
     """
 
     def run(
@@ -131,7 +131,7 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
     def spawn(
         args: Sequence[str], env: Mapping[str, str] | None = None, *, soft_descriptors: int = 0
     ) -> NsqProcess:
-        # set by a shell: this process has more descriptors open than some tests want to allow
+        # a shell sets it, because this process has more open descriptors than some tests allow
         limit = ["sh", "-c", f'ulimit -Sn {soft_descriptors}; exec "$@"', "sh"]
         process = NsqProcess(
             [*(limit if soft_descriptors else ()), *NSQ, *args],
@@ -141,7 +141,7 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
             env={**nsq_env, **(env or {})},
         )
         started.append(process)
-        watch = threading.Timer(WATCH_S, process.kill)  # or a test would read for ever
+        watch = threading.Timer(WATCH_S, process.kill)  # otherwise a test would read forever
         watch.daemon = True
         watch.start()
         watches.append(watch)
@@ -153,14 +153,14 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
     for process in started:
         process.kill()
         for stream in (process.stdin, process.stdout, process.stderr):
-            with suppress(BrokenPipeError):  # unsent input of a process that is gone
+            with suppress(BrokenPipeError):  # unsent input of a process that has ended
                 stream.close()
         process.wait(DEADLINE_S)
 
 
 @pytest.fixture
 def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
-    """Start ``nsq ARGS`` on a terminal of its own; stderr is there too."""
+    """Start ``nsq ARGS`` on its own terminal, which shows stderr as well."""
     started: list[pexpect.spawn[str]] = []
 
     def spawn(
@@ -188,7 +188,7 @@ def nsq_on_a_terminal(nsq_env: dict[str, str]) -> Iterator[TerminalNsq]:
 
 
 def end_terminal(child: pexpect.spawn[Any]) -> None:
-    """Kill who runs on a terminal, and wait for it: pexpect gives a busy machine 0.1 s for that."""
+    """Kill the process on a terminal, and wait for its end longer than the 0.1 s of pexpect."""
     if child.isalive():
         child.kill(signal.SIGKILL)
         child.wait()
@@ -196,14 +196,14 @@ def end_terminal(child: pexpect.spawn[Any]) -> None:
 
 
 def all_commands(entries: Any = registry.COMMANDS, prefix: str = "") -> dict[str, registry.Command]:
-    """Every command by its words, those of groups too: ``topic create``."""
-    found = {}
+    """Every command by its words, including commands of groups: ``topic create``."""
+    commands = {}
     for name, entry in entries.items():
         if isinstance(entry, registry.Command):
-            found[prefix + name] = entry
+            commands[prefix + name] = entry
         else:
-            found |= all_commands(entry.commands, f"{prefix}{name} ")
-    return found
+            commands |= all_commands(entry.commands, f"{prefix}{name} ")
+    return commands
 
 
 class TerminalScreen:
@@ -211,21 +211,21 @@ class TerminalScreen:
         self.child = child
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
-        self.raw = b""  # all that was written
+        self.raw = b""  # all output
 
     @property
     def lines(self) -> list[str]:
-        """The screen as it is, without the blanks at the ends."""
+        """The lines of the screen, without trailing blanks."""
         return [line.rstrip() for line in self._screen.display]
 
     @property
     def selected(self) -> str:
-        """The last of the lines that are shown in reverse."""
+        """The last of the lines in reverse video."""
         cells = self._screen.buffer
         return [line for n, line in enumerate(self.lines) if cells[n][0].reverse][-1]
 
     def press(self, *keys: str) -> None:
-        """Type something; the program sees it as one read."""
+        """Type keys, which the program gets in one read."""
         self.child.send("".join(keys))
 
     def see(self, keys: str | Sequence[str], *texts: str, gone: str = "") -> list[str]:
@@ -244,7 +244,7 @@ class TerminalScreen:
         )
 
     def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
-        """Wait until the condition holds for the lines of the screen; return these."""
+        """Wait until the condition is true for the lines of the screen; return the lines."""
         deadline = time.monotonic() + patience_s(15)
         while not condition(self.lines):
             if time.monotonic() > deadline:
@@ -253,7 +253,7 @@ class TerminalScreen:
         return self.lines
 
     def resize(self, columns: int, lines: int) -> None:
-        """Give the window another size, as dragging its corner does."""
+        """Resize the window, as dragging its corner does."""
         self._screen.resize(lines, columns)
         self.child.setwinsize(lines, columns)
 
@@ -266,7 +266,7 @@ class TerminalScreen:
         return status
 
     def go_on(self) -> bool:
-        """Read what it writes in a moment; whether it may write more."""
+        """Read the output of a moment; return whether the program may write more."""
         try:
             data = self.child.read_nonblocking(65536, timeout=0.1)
         except pexpect.TIMEOUT:

@@ -1,9 +1,9 @@
 """Consumers and producers under test: started on request, ended with the test.
 
 `consume` and `produce` take fields of ClientOptions as keywords, and other arguments in ``more``.
-What they make is aborted at the end of the test, and the test fails when that takes long. `handle`
-runs a handler on threads of its own, `in_background` any call. A test that is a coroutine runs in
-an event loop of its own.
+Their clients are aborted at the end of the test, which fails if this takes long. `handle` runs a
+handler on its own threads, `in_background` any call. A test that is a coroutine runs in its own
+event loop.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from nsqtools.client.producer import Producer
 TOPIC, CHANNEL = "clicks", "archive"
 END_WITHIN_S = patience_s(5.0)
 
-# Quick where the defaults are patient, and nothing that waits for a buffer.
+# Short timeouts and delays instead of the long defaults, and no waiting for a buffer.
 OPTIONS = ClientOptions(
     output_buffer_timeout_s=0.025,
     reconnect_base_s=0.05,
@@ -54,16 +54,16 @@ InBackground = Callable[..., "Future[Any]"]
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own, which must not hang."""
+    """Run a coroutine test in its own event loop, with a timeout."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), patience_s(20)))
+    fixtures = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**fixtures), patience_s(20)))
     return True
 
 
 def bodies_in(nsqd: Nsqd, topic: str, count: int, channel: str = "check") -> list[bytes]:
-    """Consume ``count`` messages of a topic; their bodies, sorted."""
+    """Consume ``count`` messages of a topic; return their sorted bodies."""
     bodies: list[bytes] = []
     with Consumer(topic, channel, nsqd_tcp_addresses=[nsqd.tcp_address]) as consumer:
         for batch in consumer.batches(timeout_s=patience_s(5)):
@@ -76,16 +76,16 @@ def bodies_in(nsqd: Nsqd, topic: str, count: int, channel: str = "check") -> lis
 
 def take(consumer: Consumer, count: int) -> list[Message]:
     """Wait for ``count`` messages at least, and leave them unanswered."""
-    taken: list[Message] = []
-    while len(taken) < count:
+    messages: list[Message] = []
+    while len(messages) < count:
         batch = consumer.next_batch(timeout_s=patience_s(10))
-        assert batch is not None, f"{len(taken)} of {count} messages"
-        taken += batch
-    return taken
+        assert batch is not None, f"{len(messages)} of {count} messages"
+        messages += batch
+    return messages
 
 
 def fill(nsqd: Nsqd, count: int, channel: str = CHANNEL) -> list[bytes]:
-    """Put numbers in a channel of ``clicks``, as messages; return their bodies."""
+    """Publish numbered messages to a channel of ``clicks``; return their bodies."""
     nsqd.create_channel(TOPIC, channel)
     bodies = [b"%d" % number for number in range(count)]
     nsqd.publish(TOPIC, *bodies)
@@ -93,9 +93,9 @@ def fill(nsqd: Nsqd, count: int, channel: str = CHANNEL) -> list[bytes]:
 
 
 def run_program(program: str, *arguments: str) -> str:
-    """Run a program of its own to its good end; what a thread or socket leaves is a warning.
+    """Run a program, which must succeed, in its own process; return its stderr.
 
-    Returns what it said on stderr.
+    Leaked threads and sockets show there as warnings.
     """
     command = [sys.executable, "-W", "default", "-c", textwrap.dedent(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s(30))
@@ -155,7 +155,7 @@ def start_worker(
     options: dict[str, Any] | None = None,
     **more: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that consumes in a ``way``, and notes in ``handled`` what it has handled."""
+    """Start a process that consumes in a ``way``, and logs handled messages to ``handled``."""
     arguments = [way, str(count), str(handler_s), json.dumps(options or {}), json.dumps(more)]
     command = [sys.executable, "-c", WORKER, *arguments, *addresses]
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
@@ -164,7 +164,7 @@ def start_worker(
 
 @pytest.fixture
 def in_background() -> Iterator[Callable[..., Future[Any]]]:
-    """Call a function on a thread; the future's result is waited for at the end at the latest."""
+    """Call a function on a thread; its future must have a result at the end of the test."""
     with ThreadPoolExecutor(max_workers=64) as threads:
         yield threads.submit
 
@@ -173,8 +173,8 @@ def in_background() -> Iterator[Callable[..., Future[Any]]]:
 def consume(in_background: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Consume]:
     """A factory of started consumers of ``clicks/archive``.
 
-    They have all of max_in_flight all the time, not what an unknown handler can take, nor less as
-    soon as a test on a busy machine has held a message for a while.
+    They always use all of max_in_flight: neither the low limit of an unknown handler, nor a lower
+    one after a test on a busy machine has left a message unanswered for a while.
     """
     monkeypatch.setattr(in_flight_limit, "START", 1 << 20)
     monkeypatch.setattr(InFlightLimit, "adapt", lambda *_, **answers: None)
@@ -208,7 +208,7 @@ def consume(in_background: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def end(consumer: Consumer) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumer_io, "STEP_TIMEOUT_S", 0.05)  # a scripted nsqd does not say goodbye
+        patch.setattr(consumer_io, "STEP_TIMEOUT_S", 0.05)  # a scripted nsqd does not answer CLS
         consumer.abort()
         assert consumer.stop(timeout_s=END_WITHIN_S), "the consumer did not stop in time"
 
@@ -247,7 +247,9 @@ def produce() -> Iterator[Produce]:
             producer = Producer(
                 nsqd, replace(OPTIONS, **options), lookupd_http_addresses=lookupd, **(more or {})
             )
-            producers.callback(producer.stop, 0.1)  # what a test leaves is not waited for
+            producers.callback(
+                producer.stop, 0.1
+            )  # does not wait for unfinished publishes of a test
             return producer
 
         yield make

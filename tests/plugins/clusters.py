@@ -1,7 +1,7 @@
 """A small cluster: two nsqlookupd and two nsqd that are registered with both.
 
 cluster       ``cluster.nsqds``, ``cluster.lookupds``; once with the Go daemons, once embedded
-valid_json    reads what a command printed and holds it against a schema of nsq schema
+valid_json    reads the output of a command and validates it against a schema of nsq schema
 """
 
 import json
@@ -25,7 +25,7 @@ ValidJson = Callable[[str, bytes], Any]
 
 
 class RunningCluster(NamedTuple):
-    """Daemons, and the options that lead a command to them.
+    """Daemons, and the options with their addresses for commands.
 
     ``start`` starts one more nsqd, which ``registers=`` with the first of the nsqlookupd.
     """
@@ -45,14 +45,17 @@ class RunningCluster(NamedTuple):
     def wait_until_registered(self) -> None:
         counts = [len(self.nsqds)] * len(self.lookupds)
         wait_until(
-            lambda: [len(each.json("/nodes")["producers"]) for each in self.lookupds] == counts,
+            lambda: (
+                [len(lookupd.json("/nodes")["producers"]) for lookupd in self.lookupds] == counts
+            ),
             what="every nsqd is registered everywhere",
             timeout_s=20,
         )
 
     def wait_for_topic(self, topic: str, nodes: int) -> None:
-        """Wait until every nsqlookupd names so many nsqd for the topic, and its channels, which
-        nsqd registers one after another.
+        """Wait until every nsqlookupd lists ``nodes`` nsqd for the topic and for its channels.
+
+        nsqd registers channels one after another.
         """
         channels = {
             channel["channel_name"]
@@ -77,8 +80,12 @@ def cluster(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -
     lookupds = [serve(lookupd_kind()) for _ in range(2)]
 
     def start(*flags: str, registers: int = 2) -> Nsqd:
-        known = [f"-lookupd-tcp-address={each.tcp_address}" for each in lookupds[:registers]]
-        daemon: Nsqd = serve(nsqd_kind(data_path(), "-broadcast-address=127.0.0.1", *known, *flags))
+        registrations = [
+            f"-lookupd-tcp-address={lookupd.tcp_address}" for lookupd in lookupds[:registers]
+        ]
+        daemon: Nsqd = serve(
+            nsqd_kind(data_path(), "-broadcast-address=127.0.0.1", *registrations, *flags)
+        )
         return daemon
 
     started = RunningCluster([start(), start()], lookupds, start)
@@ -87,17 +94,18 @@ def cluster(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -
 
 
 def strict(schema: Any) -> Any:
-    """The schema, allowing no property that it does not name.
+    """The schema, but without additional properties.
 
-    What is published allows more, because properties may be added; none is to be forgotten there.
+    The published schema allows additional properties, because new ones may come; the tests must
+    find every property in it.
     """
     if isinstance(schema, list):
-        return [strict(each) for each in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     is_object = "properties" in schema and schema.get("type") == "object"
     closed = {"additionalProperties": False} if is_object else {}
-    return closed | {key: strict(each) for key, each in schema.items()}
+    return closed | {key: strict(value) for key, value in schema.items()}
 
 
 @pytest.fixture

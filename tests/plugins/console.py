@@ -42,7 +42,7 @@ def ask(
     body: bytes | str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Answer:
-    """Send one request, follow nothing."""
+    """Send one request, and follow no redirect."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=patience_s(20))
     if tls is not None:
@@ -56,7 +56,7 @@ def ask(
 
 
 class Console:
-    """One process. ``url`` has no slash at its end; ``log`` is what it wrote to stderr."""
+    """One process. ``url`` has no slash at its end; ``log`` is its stderr."""
 
     def __init__(self, process: NsqProcess) -> None:
         self.process = process
@@ -87,8 +87,8 @@ MakeConsole = Callable[..., Console]
 @pytest.fixture
 def console(spawn_nsq: SpawnNsq) -> MakeConsole:
     def start(*arguments: str) -> Console:
-        given = ["web", "--listen", "127.0.0.1:0", *arguments]
-        # for daemons, which are as slow as this machine
-        return Console(spawn_nsq(given, {"NSQ_TIMEOUT": f"{patience_s(2):g}s"}))
+        words = ["web", "--listen", "127.0.0.1:0", *arguments]
+        # daemons are as slow as this machine
+        return Console(spawn_nsq(words, {"NSQ_TIMEOUT": f"{patience_s(2):g}s"}))
 
     return start

@@ -1,9 +1,9 @@
-"""The daemons under test: Go's as child processes, and ours in the same clothes.
+"""The daemons under test: Go's as child processes, and ours with the same interface.
 
-`Nsqd` and `Nsqlookupd` are what each offers to a test, with its HTTP API as far as tests need
-it. Each is started, killed and started again on request, the Go ones are frozen, too. Ports
-are reserved (`ports`), and a restart asks for the same ones. The log is kept in full for the report
-of a failed test.
+`Nsqd` and `Nsqlookupd` are the interfaces for tests, with the parts of the HTTP API that tests
+need. Daemons are started, killed and restarted on request; Go daemons can be suspended as well.
+Ports are reserved (`ports`), and a restart uses the same ones. The complete log is kept for the
+report of a failed test.
 """
 
 import http.client
@@ -39,18 +39,20 @@ def answer(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send a request; status, the headers that NSQ's clients look at, and body of the answer."""
+    """Send a request; return the status, the headers that NSQ's clients use, and the body."""
     connection.request(method, target, body, dict(headers or {}))
     response = connection.getresponse()
-    seen = {name: response.headers[name] for name in CLIENT_HEADERS if name in response.headers}
-    return response.status, seen, response.read()
+    response_headers = {
+        name: response.headers[name] for name in CLIENT_HEADERS if name in response.headers
+    }
+    return response.status, response_headers, response.read()
 
 
 class Running:
     """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
 
-    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL. A context manager:
-    entering starts it, leaving kills it. GET and POST take parameters as keywords.
+    `start` returns when it listens; `stop` acts like SIGTERM, and `kill` like SIGKILL. A context
+    manager: entering starts it, leaving kills it. GET and POST take parameters as keywords.
     """
 
     name: str  # of the program, for messages
@@ -60,22 +62,22 @@ class Running:
     start: Callable[[], None]
     stop: Callable[[], None]
     kill: Callable[[], None]
-    _ports: list[ReservedPort]  # nobody has them between two runs
+    _ports: list[ReservedPort]  # reserved between two runs
 
     def get(self, path: str, **query: object) -> bytes:
-        """The body of the answer; an error status fails the test with what was answered."""
+        """The body of the response; an error status fails the test with the response."""
         return self._successful("GET", path, query)
 
     def post(self, path: str, body: bytes = b"", **query: object) -> bytes:
-        """As `get`, with a body to send."""
+        """Like `get`, but with a request body."""
         return self._successful("POST", path, query, body)
 
     def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of the answer, whatever it is."""
+        """The status and body of the response, whatever the status is."""
         connection = http.client.HTTPConnection(self.http_address, timeout=patience_s(10))
         with closing(connection):
-            status, _, said = answer(connection, method, target, body)
-            return status, said
+            status, _, content = answer(connection, method, target, body)
+            return status, content
 
     def _successful(
         self, method: str, path: str, query: dict[str, object], body: bytes = b""
@@ -86,7 +88,7 @@ class Running:
         return answer
 
     def release_ports(self) -> None:
-        """Let others have the ports: it is not to be started again."""
+        """Release the ports for others; the daemon cannot be restarted afterwards."""
         for port in self._ports:
             port.release()
 
@@ -104,16 +106,16 @@ class Nsqlookupd(Running):
         return json.loads(self.get(path, **query))
 
     def producers(self, topic: str) -> list[str]:
-        """Whom to consume from, as ``broadcast_address:tcp_port``; nobody for an unknown topic."""
+        """The nsqd of a topic as ``broadcast_address:tcp_port``; empty for an unknown topic."""
         status, answer = self.request("GET", f"/lookup?{urlencode({'topic': topic})}")
         if status == 404:
             return []
-        found = json.loads(answer)["producers"]
-        return [f"{producer['broadcast_address']}:{producer['tcp_port']}" for producer in found]
+        producers = json.loads(answer)["producers"]
+        return [f"{producer['broadcast_address']}:{producer['tcp_port']}" for producer in producers]
 
 
 class Nsqd(Running):
-    """An nsqd with its own empty data directory; a restart keeps it, `kill` what is on disk.
+    """An nsqd with its own data directory; a restart keeps messages, `kill` only those on disk.
 
     ``https_address`` is empty unless TLS is configured.
     """
@@ -123,7 +125,7 @@ class Nsqd(Running):
 
     @property
     def options(self) -> list[str]:
-        """What a command is given to consume from it."""
+        """The options of a command that consumes from it."""
         tcp, http = self.tcp_address, self.http_address
         return [f"--nsqd-tcp-address={tcp}", f"--nsqd-http-address={http}"]
 
@@ -131,7 +133,7 @@ class Nsqd(Running):
         self.post("/topic/create", topic=topic)
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Create the channel, and the topic when it is not there."""
+        """Create the channel, and the topic if it does not exist."""
         self.create_topic(topic)
         self.post("/channel/create", topic=topic, channel=channel)
 
@@ -141,7 +143,7 @@ class Nsqd(Running):
         self.post("/mpub", len(bodies).to_bytes(4, "big") + packed, topic=topic, binary="true")
 
     def stats(self, topic: str | None = None) -> dict[str, Any]:
-        """The whole ``/stats`` document, or that of one topic."""
+        """The ``/stats`` document of all topics, or of one."""
         query = {} if topic is None else {"topic": topic}
         document: dict[str, Any] = json.loads(self.get("/stats", format="json", **query))
         return document
@@ -159,7 +161,7 @@ class Nsqd(Running):
         return _named(self.topic_stats(topic)["channels"], "channel_name", channel)
 
     def depth(self, topic: str, channel: str | None = None) -> int:
-        """Messages waiting in the topic itself, or in the channel (in flight ones not counted)."""
+        """The messages queued in the topic itself, or in the channel, without those in flight."""
         counted = self.topic_stats(topic) if channel is None else self.channel_stats(topic, channel)
         return int(counted["depth"])
 
@@ -171,7 +173,7 @@ def _named(entries: list[dict[str, Any]] | None, key: str, name: str) -> dict[st
 
 GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
 
-_LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log: our attribute
+_LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log -> our attribute
 
 
 class Daemon(Running):
@@ -197,7 +199,7 @@ class Daemon(Running):
         return "".join(self._log_lines)
 
     def start(self) -> None:
-        """Start, again on the same ports when it ran before; returns when it listens."""
+        """Start, on the same ports as before; return when it listens."""
         assert self._process is None, f"{self.name} is already running"
         addresses = []
         for attribute, port in zip(self._listeners.values(), self._ports, strict=True):
@@ -211,7 +213,7 @@ class Daemon(Running):
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # the tester's ^C stops the tests, which then stop the daemon
+            start_new_session=True,  # ^C stops only the tests, which then stop the daemon
         )
         self._log_reader = threading.Thread(
             target=self._read_log, args=(self._process.stderr,), daemon=True
@@ -221,14 +223,14 @@ class Daemon(Running):
             for logged_as, attribute in self._listeners.items():
                 pattern = rf"\b{logged_as}: listening on (\S+)"
                 setattr(self, attribute, self.wait_for_log(pattern, timeout_s=10)[1])
-            # It listens a moment before it handles signals: SIGTERM would just end it until then.
+            # It listens shortly before it handles signals: until then SIGTERM would just kill it.
             self.request("GET", "/ping")
         except BaseException:
             self.kill()
             raise
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that has not ended it in time."""
+        """Send SIGTERM, and SIGKILL if it has not ended in time."""
         if self._process is not None:
             self.resume()
             self._process.terminate()
@@ -244,9 +246,9 @@ class Daemon(Running):
             self._log_reader.join()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, and nothing is answered.
+        """Suspend it with SIGSTOP: connections stay open, and no request is answered.
 
-        Returns when each of its threads has stopped: one that runs goes on for a moment.
+        Return when each of its threads has stopped, because a running thread stops a bit later.
         """
         process = self._running()
         process.send_signal(signal.SIGSTOP)
@@ -254,9 +256,9 @@ class Daemon(Running):
 
         def have_stopped() -> bool:
             try:
-                stats = [(each / "stat").read_text() for each in threads.iterdir()]
+                stats = [(thread / "stat").read_text() for thread in threads.iterdir()]
             except (FileNotFoundError, ProcessLookupError):
-                return False  # one ended meanwhile
+                return False  # a thread has ended meanwhile
             return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
         wait_until(have_stopped, what="all threads to stop")
@@ -265,15 +267,15 @@ class Daemon(Running):
         self._running().send_signal(signal.SIGCONT)
 
     def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
-        """The first match of `pattern` in the log of the present run, waiting for it."""
+        """Wait for the first match of `pattern` in the log of the current run."""
         reader = self._log_reader
 
         def look() -> re.Match[str] | None:
             has_ended = not reader.is_alive()
-            found = re.search(pattern, "".join(self._log_lines[self._run_began :]))
-            if has_ended and not found:
+            match = re.search(pattern, "".join(self._log_lines[self._run_began :]))
+            if has_ended and not match:
                 raise AssertionError(f"{self.name} ended without {pattern!r}\n{self.log}")
-            return found
+            return match
 
         return wait_until(look, what=f"{pattern!r} in the log of {self.name}", timeout_s=timeout_s)  # type: ignore[return-value]
 
@@ -301,39 +303,39 @@ class GoNsqd(Daemon, Nsqd):
         super().__init__("nsqd", (*basic_flags, *flags), listeners=listeners)
 
     def publish(self, topic: str, *bodies: bytes) -> None:
-        """Publish, and wait for the copies in the channels, which nsqd makes after its answer."""
-        wanted = {channel: count + len(bodies) for channel, count in self._copied(topic).items()}
+        """Publish, and wait for the copies in the channels, which nsqd makes after its response."""
+        expected = {channel: count + len(bodies) for channel, count in self._copied(topic).items()}
         super().publish(topic, *bodies)
 
         def have_all() -> bool:
-            found = self._copied(topic)
-            return all(found.get(channel, count) >= count for channel, count in wanted.items())
+            copied = self._copied(topic)
+            return all(copied.get(channel, count) >= count for channel, count in expected.items())
 
         wait_until(have_all, what=f"the channels of {topic} to have it", timeout_s=20)
 
     def _copied(self, topic: str) -> dict[str, int]:
-        """How many messages each channel ever had; of no channel while the topic is paused."""
+        """The message count of each channel; empty while the topic is paused."""
         return {
             channel["channel_name"]: channel["message_count"]
-            for found in self.stats(topic)["topics"] or []
-            if not found["paused"]
-            for channel in found["channels"] or []
+            for entry in self.stats(topic)["topics"] or []
+            if not entry["paused"]
+            for channel in entry["channels"] or []
         }
 
 
-# Of CPU. Other processes lengthen it only as far as they share caches and the halves of a core.
+# CPU time, which other processes affect only by shared caches and hyper-threads.
 MAX_TURN_S = patience_s(0.02)
 
 
 class EmbeddedNsqdProcess(GoNsqd):
-    """``nsq nsqd``: the embedded nsqd as a process of its own, that can be killed and restarted."""
+    """``nsq nsqd``: the embedded nsqd in its own process, which can be killed and restarted."""
 
     def longest_turn_cpu_s(self) -> float:
-        """The most CPU time that the loop spent before it looked at its clients again."""
+        """The longest CPU time of one iteration of the event loop."""
         page = self.get("/metrics").decode()
-        found = re.search(r"^nsqd_longest_stall_cpu_seconds (\S+)$", page, re.MULTILINE)
-        assert found
-        return float(found[1])
+        match = re.search(r"^nsqd_longest_stall_cpu_seconds (\S+)$", page, re.MULTILINE)
+        assert match
+        return float(match[1])
 
     def _command(self) -> list[str | Path]:
         return [sys.executable, "-m", "nsqtools", "nsqd"]
@@ -351,9 +353,9 @@ ADDRESSES = ("tcp_address", "http_address", "https_address")
 
 
 class _Embedded(Running):
-    """A daemon of some kind with flags in Go's syntax; a restart keeps its addresses and its log.
+    """An embedded daemon with flags in Go's syntax; a restart keeps its addresses and its log.
 
-    ``https_address`` is empty where there is none.
+    ``https_address`` is empty unless TLS is configured.
     """
 
     _kind: type[EmbeddedNsqd | EmbeddedNsqlookupd]
@@ -390,7 +392,7 @@ class _Embedded(Running):
         if isinstance(self._daemon, EmbeddedNsqd):
             self._daemon.kill()
             self._daemon = None
-        self.stop()  # a nsqlookupd has nothing that it could save
+        self.stop()  # an nsqlookupd has no state on disk
 
 
 class EmbeddedServer(_Embedded, Nsqd):

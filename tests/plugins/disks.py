@@ -1,4 +1,4 @@
-"""Disks under test: one that is small, what others refuse, and files that were damaged."""
+"""Disks under test: a small one, failing system calls, and damaged files."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 @pytest.fixture
 def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system of 64 KiB, or of the size that is the parameter."""
+    """A file system of 64 KiB, or of the size in the parameter."""
     size = getattr(request, "param", "64k")
     place = tmp_path / "disk"
     place.mkdir()
@@ -26,26 +26,26 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
 
 
 def full(*_: object) -> NoReturn:
-    """Refuse as a full disk refuses a write or an fsync."""
+    """Fail like a write or an fsync on a full disk."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def fill(file: Path) -> None:
-    """Write a file that takes all that is free."""
+    """Write a file that takes all free space."""
     with suppress(OSError), file.open("wb", buffering=0) as filling:
         while True:
             filling.write(bytes(4096))
 
 
 def link_within(source: Path, target: Path, link: Callable[..., None] = os.link) -> None:
-    """`os.link` where each folder is a file system of its own."""
+    """`os.link`, as if each folder was its own file system."""
     if source.parent != target.parent:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
     link(source, target)
 
 
 Change = tuple[str, float, bytes]
-"""What happens, where (a share of the length), and to which bytes."""
+"""The kind of damage, its position as a share of the length, and the bytes."""
 
 CHANGE = st.tuples(
     st.sampled_from(["flip", "cut", "insert", "zero"]),
@@ -70,11 +70,11 @@ def damaged(data: bytes, what: Sequence[Change]) -> bytes:
 
 def state_of(directory: Path) -> dict[str, tuple[bytes, int]]:
     """Content and time of every file of a directory."""
-    return {each.name: (each.read_bytes(), each.stat().st_mtime_ns) for each in directory.iterdir()}
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
 
 
 def damage_body(path: Path, bodies: Sequence[bytes]) -> None:
-    """Change a byte of the first of some bodies that is in a file."""
+    """Change a byte in a file, in the first body that it has."""
     content = path.read_bytes()
     body = next(body for body in bodies if body in content)
     path.write_bytes(content.replace(body, bytes([body[0] ^ 1]) + body[1:]))

@@ -1,9 +1,9 @@
-"""How much is tried: little in an ordinary run, much in a long or a thorough one.
+"""The size of tests: small in an ordinary run, large in a long or thorough one.
 
     @pytest.mark.parametrize("kills", [2, slow(50)])  # ``-m slow`` runs the second
 
 ``NSQTOOLS_TEST_THOROUGH=1 tests/run tests/fuzz`` tries twenty times as many examples of hypothesis.
-A test that names a number of its own says ``@settings(max_examples=examples(75))``.
+A test with its own number of examples has ``@settings(max_examples=examples(75))``.
 """
 
 import os
@@ -19,12 +19,12 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def examples(ordinary: int) -> int:
-    """The number of examples in this run of what an ordinary run tries ``ordinary`` times."""
+    """The number of examples in this run, if an ordinary run has ``ordinary`` of them."""
     is_thorough = os.environ.get("NSQTOOLS_TEST_THOROUGH", "0") != "0"
     return ordinary * THOROUGH_FACTOR if is_thorough else ordinary
 
 
-# A busy machine makes an example slow, and the making of it, not wrong.
+# On a busy machine, slow examples and their slow generation are not failures.
 settings.register_profile(
     "nsqtools",
     deadline=None,

@@ -1,4 +1,4 @@
-"""A cluster that says `EVIL` wherever it can say text: in names, ids, versions, bodies and errors.
+"""A cluster that sends `EVIL` in every text: in names, ids, versions, bodies and errors.
 
 One HTTP server answers as nsqlookupd and as nsqd, and refuses every change with an evil text. A TCP
 server delivers evil messages, refuses each FIN and confirms no publish.
@@ -17,17 +17,17 @@ from plugins.raw_client import ERROR, MAGIC, RESPONSE, frame, message_frame, spl
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 
 EVIL = "\x1b]0;pwned\x07\x9b31m\x7f\u202e\r\nnsq: forged\u2028\ud800"
-"""Sets the title, colors, reverses, begins a line that looks like ours, and is not even UTF-8."""
+"""Sets the title, colors, reverses, begins a line that looks like ours, and is not UTF-8."""
 
 SCRIPT = f"</title><script>document.title='pwned'</script>\"'><img src=x onerror=alert(1)>/..{EVIL}"
-"""The same for a browser, with what would be an address of another page."""
+"""The same for a browser, with an address of another page."""
 
 BODY = EVIL.encode("utf-8", "replace")
 RAW_BODY = BODY + b"\x9b\xff"
 
 
 class HostileCluster(NamedTuple):
-    """``answers`` are those of HTTP by path; a test may put its own there, and back."""
+    """``answers`` are the HTTP responses by path; a test may replace and restore them."""
 
     http_address: str  # nsqd's and nsqlookupd's
     tcp_address: str
@@ -42,14 +42,14 @@ def hostile_cluster() -> Iterator[HostileCluster]:
 
 @pytest.fixture(scope="session")
 def scripting_cluster() -> Iterator[HostileCluster]:
-    """It says `SCRIPT`."""
+    """A cluster that sends `SCRIPT`."""
     with _cluster(SCRIPT) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def polite_cluster() -> Iterator[HostileCluster]:
-    """Its texts are harmless: for a test that puts its own answers there."""
+    """A cluster with harmless texts, for tests that replace its responses."""
     with _cluster("polite") as cluster:
         yield cluster
 
@@ -115,11 +115,11 @@ for word in ("FIN", "REQ", "TOUCH"):
 
 
 def _nsqd(accepted: socket.socket) -> None:
-    """Deliver two messages to whoever is ready, and let nothing succeed."""
-    rest, has_delivered = b"", False
+    """Deliver two messages to a ready consumer, and let no command succeed."""
+    incomplete, has_delivered = b"", False
     accepted.settimeout(30)
     while data := accepted.recv(1 << 16):
-        commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
+        commands, incomplete = split_commands((incomplete + data).removeprefix(MAGIC), 0)
         for command in commands:
             word, _, argument = command.line.partition(" ")
             accepted.sendall(NSQD_ANSWERS.get(word, b""))
@@ -134,12 +134,12 @@ def _message(numbered: tuple[int, bytes]) -> bytes:
 
 
 def raw_marks(shown: bytes, *, is_one_line: bool = True) -> list[str]:
-    """What of `EVIL` reached the output as it is; with ``is_one_line`` a forged line, too."""
+    """The parts of `EVIL` that the output has unescaped; with ``is_one_line`` also forged lines."""
     text = shown.decode("utf-8", "replace")
     marks = ["\x1b]0", "\x07", "\x9b", "\x7f", "\u202e", "\u2028"]
-    found = [ascii(mark) for mark in marks if mark in text]
+    unescaped = [ascii(mark) for mark in marks if mark in text]
     if b"\x9b" in shown.replace("\x9b".encode(), b""):
-        found.append("a bare byte 0x9b")
+        unescaped.append("a bare byte 0x9b")
     if is_one_line and any(line.startswith("nsq: forged") for line in text.splitlines()):
-        found.append("a forged line")
-    return found
+        unescaped.append("a forged line")
+    return unescaped

@@ -1,11 +1,11 @@
-"""Real HTTP servers that do what a test says, and remember every request.
+"""Real HTTP servers with scripted responses, which record every request.
 
     def test_...(http_server):
-        server = http_server(503, 503)          # then 200 for ever
+        server = http_server(503, 503)          # then always 200
         server.requests[0].headers["X-Nsq-Topic"]
 
 ``server.answer`` may be a function of the request that returns a status, or a status and headers.
-`serves` is for a server that speaks no HTTP, or a bad one; `HttpServer` for one that knows more.
+`serves` is for servers without HTTP or with malformed HTTP; `HttpServer` is for subclasses.
 """
 
 import json
@@ -30,7 +30,7 @@ Planned = int | tuple[int, dict[str, str]]
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
-    """Serve on a thread of its own meanwhile."""
+    """Serve on another thread during the block."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -51,11 +51,11 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Listens on a free port from the start, and keeps the ``requests``."""
+    """Listens on a free port from the start, and records the ``requests``."""
 
     daemon_threads = True
     request_queue_size = 128
-    reason: str | None = None  # of every status
+    reason: str | None = None  # sent with every status
 
     def __init__(self, credentials: Credentials | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -72,14 +72,14 @@ class HttpServer(ThreadingHTTPServer):
         try:
             return super().get_request()
         finally:
-            self.connections += 1  # those whose handshake failed, too
+            self.connections += 1  # including failed handshakes
 
     def take(self, request: Request) -> Answer:
-        """Say what is answered."""
+        """Choose the response."""
         raise NotImplementedError
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that have disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,11 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_GET
 
     def log_message(self, *arguments: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 class PlannedServer(HttpServer):
-    """Answers by plan, then as ``answer`` says: a status, or a status and headers."""
+    """Answers by plan, then with ``answer``: a status, or a status and headers."""
 
     def __init__(self, plan: Iterable[Planned], credentials: Credentials | None) -> None:
         super().__init__(credentials)
@@ -148,7 +148,7 @@ class ScriptedLookupd(HttpServer):
         self.list_nsqd()
 
     def list_nsqd(self, *addresses: str) -> None:
-        """Answer with these nsqd."""
+        """Answer with these nsqd as the producers."""
         places = [address.rpartition(":") for address in addresses]
         producers = [
             {"broadcast_address": host.strip("[]"), "tcp_port": int(port)}
@@ -170,13 +170,13 @@ def scripted_lookupd() -> Iterator[MakeScripted]:
 
 
 class AuthServer(HttpServer):
-    """The server that nsqd asks about secrets; what it knows may change at any time.
+    """The server that nsqd asks about secrets; its permissions may change at any time.
 
         auth_server.allow("s3cret", topic="clicks", permissions=["subscribe"])
         nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
         assert auth_server.questions[0]["secret"] == "s3cret"
 
-    A secret it has not been told about is answered with 401, and nsqd then says E_AUTH_FAILED.
+    It answers with 401 for an unknown secret, and nsqd then with E_AUTH_FAILED.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class AuthServer(HttpServer):
         self.answer(secret, 200, json.dumps(document).encode())
 
     def answer(self, secret: str, status: int, body: bytes) -> None:
-        """Answer questions about `secret` with anything, well-formed or not."""
+        """Answer questions about `secret` with any body, well-formed or not."""
         self.answers[secret] = status, body
 
     def take(self, request: Request) -> Answer:
@@ -225,7 +225,7 @@ def auth_server() -> Iterator[AuthServer]:
         yield server
 
 
-# -- servers that speak no HTTP, or a bad one -----------------------------------------------------
+# -- servers without HTTP, or with malformed HTTP -------------------------------------------------
 
 
 class _ManyAtOnce(socketserver.ThreadingTCPServer):
@@ -239,7 +239,7 @@ def talking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
 
     class Talk(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            with suppress(OSError):  # the client has had enough
+            with suppress(OSError):  # the client has disconnected
                 talk(self.request)
 
     with serving(_ManyAtOnce(("127.0.0.1", 0), Talk)) as server:
@@ -253,7 +253,7 @@ def serves() -> Iterator[Serves]:
 
 
 def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
-    """Send the pieces whatever is asked."""
+    """Send the pieces in response to any request."""
 
     def talk(accepted: socket.socket) -> None:
         accepted.recv(10_000)

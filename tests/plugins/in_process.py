@@ -1,8 +1,8 @@
-"""Run ``nsq ARGS`` inside the tests' process, as if it were one of its own.
+"""Run ``nsq ARGS`` inside the tests' process, as if it had its own process.
 
 It gets its own standard streams (pipes on descriptors 0, 1 and 2, since commands and the programs
-they start write there directly), its own environment, and leaves none of its marks: signal
-handlers, logging, the collector's thresholds and the time zone are put back.
+they start write there directly) and its own environment. Signal handlers, logging, the collector's
+thresholds and the time zone are restored afterwards.
 """
 
 import gc
@@ -23,7 +23,7 @@ from nsqtools.cli.main import main
 
 
 class Result(NamedTuple):
-    """How a run ended: exit status, stdout as bytes, stderr as text."""
+    """The result of a run: exit status, stdout as bytes, stderr as text."""
 
     status: int
     out: bytes
@@ -31,7 +31,7 @@ class Result(NamedTuple):
 
 
 class RanTooLong(BaseException):
-    """The command had not ended in time; no `Exception`, which the command line would report."""
+    """The command had not ended in time. The command line would report an `Exception`."""
 
 
 def run_in_process(
@@ -45,8 +45,8 @@ def run_in_process(
 ) -> Result:
     """Run to the end, on the main thread, whose signals the command handles.
 
-    On a ``terminal`` what goes to stderr is in ``out``, too, as it appears on a screen, which is
-    ``columns`` wide (0: it does not say).
+    On a ``terminal`` stderr is in ``out`` as well, as on a screen, which is ``columns`` wide (0:
+    the terminal does not report its width).
     """
     with ExitStack() as stack:
         stack.enter_context(own_logging())
@@ -59,14 +59,16 @@ def run_in_process(
             status = end.code if isinstance(end.code, int) else 1
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError):  # a reader that went away, which the command has reported
+                with suppress(
+                    OSError
+                ):  # a reader that has closed the pipe, which the command has reported
                     stream.flush()
     return Result(status, bytes(out), err.decode())
 
 
 @contextmanager
 def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
-    """Pipes in place of the standard streams; what is written is complete when this is left."""
+    """Replace the standard streams by pipes; the output is complete after the block."""
     out, err = bytearray(), bytearray()
     with ExitStack() as stack:
         (their_in, our_in), (our_out, their_out), (our_err, their_err) = (os.pipe() for _ in "012")
@@ -81,7 +83,7 @@ def _streams(stdin: bytes) -> Iterator[tuple[bytearray, bytearray]]:
 
 @contextmanager
 def _terminal(stdin: bytes, columns: int) -> Iterator[tuple[bytearray, bytearray]]:
-    """A terminal in place of the standard streams, which changes nothing that is written to it."""
+    """Replace the standard streams by a terminal that does not change the output."""
     screen = bytearray()
     with ExitStack() as stack:
         ours, theirs = pty.openpty()
@@ -100,7 +102,7 @@ def _terminal(stdin: bytes, columns: int) -> Iterator[tuple[bytearray, bytearray
 
 
 def _replace(descriptors: Sequence[int]) -> None:
-    """Have 0, 1 and 2 mean something else. What they mean now is closed."""
+    """Replace the files of descriptors 0, 1 and 2, which are closed."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -108,8 +110,10 @@ def _replace(descriptors: Sequence[int]) -> None:
 
 @contextmanager
 def _standard(descriptors: Sequence[int]) -> Iterator[None]:
-    """Have 0, 1 and 2 mean something else, with text streams as a process finds them: stdout has a
-    buffer, stderr is written line by line."""
+    """Replace the files of descriptors 0, 1 and 2, with text streams like those of a new process.
+
+    stdout has a buffer, and stderr is line-buffered.
+    """
     before, streams = [os.dup(number) for number in range(3)], (sys.stdin, sys.stdout, sys.stderr)
     _replace(descriptors)
     ours = (
@@ -123,37 +127,37 @@ def _standard(descriptors: Sequence[int]) -> Iterator[None]:
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams
         for stream in ours:
-            with suppress(OSError, io.UnsupportedOperation):  # nobody reads what it still holds
+            with suppress(OSError, io.UnsupportedOperation):  # nobody reads its buffer any more
                 stream.close()
         _replace(before)
 
 
 def _feed(descriptor: int, data: bytes) -> None:
     with open(descriptor, "wb", 0) as pipe, suppress(BrokenPipeError):
-        pipe.write(data)  # the command may not read all of it
+        pipe.write(data)  # the command may not read all input
 
 
 def _drain(descriptor: int, into: bytearray) -> None:
-    with open(descriptor, "rb", 0) as pipe, suppress(OSError):  # how a terminal ends
+    with open(descriptor, "rb", 0) as pipe, suppress(OSError):  # a closed terminal fails with EIO
         while data := pipe.read(1 << 16):
             into += data
 
 
 @contextmanager
 def own_logging() -> Iterator[None]:
-    """Put the package's logger back where it was configured, as the command line does."""
+    """Restore the package's logger after a command line has configured it."""
     logger = logging.getLogger("nsqtools")
-    before = [*logger.handlers], logger.level, logger.propagate
+    earlier = [*logger.handlers], logger.level, logger.propagate
     try:
         yield
     finally:
-        logger.handlers, logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
+        logger.handlers, logger.propagate = earlier[0], earlier[2]
+        logger.setLevel(earlier[1])
 
 
 @contextmanager
 def _own_process(env: Mapping[str, str]) -> Iterator[None]:
-    """Run with an environment; put it, signal handlers and the collector's thresholds back."""
+    """Run with an environment; restore it, signal handlers and the collector's thresholds."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGPIPE)
     handlers = {number: signal.getsignal(number) for number in numbers}
     environ, thresholds = dict(os.environ), gc.get_threshold()
@@ -176,10 +180,10 @@ def _deadline(timeout_s: float, arguments: Sequence[str]) -> Iterator[None]:
     def give_up(*_: object) -> NoReturn:
         raise RanTooLong(f"nsq {' '.join(arguments)}: not within {timeout_s:g} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
+    handler = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)

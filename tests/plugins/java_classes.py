@@ -1,12 +1,13 @@
-"""A Spark for runs of a minute: no optimizing compiler, and the JVM's classes as once loaded.
+"""A Spark for runs of a minute: no optimizing compiler, and shared classes of the JVM.
 
 A JVM takes most of its start to load and verify some 15,000 classes of Spark. The first worker that
-needs Spark has one JVM write what it loaded to a file (Java's class data sharing), which all others
-map: a session takes half the CPU time. ``tests/run`` has it written while types are checked. It is
-kept for later runs; a JVM ignores one that does not fit, and where it fails they start as ever. It
-fits one path of the jars only, so sessions get the home that ``nsq spark`` would make for each.
+needs Spark starts one JVM that writes its loaded classes to a file (Java's class data sharing),
+which all others map, so a session takes half the CPU time. ``tests/run`` writes the file during the
+type checks. It is kept for later runs; a JVM ignores a file that does not match, and without one it
+starts as usual. It matches only one path of the jars, so all sessions share the home that
+``nsq spark`` would make for each.
 
-Trap: what a JVM says about such a file goes to stdout, which Spark's scripts read; hence no log.
+Trap: a JVM logs about such a file to stdout, which Spark's scripts read, so its log is off.
 """
 
 import fcntl
@@ -58,8 +59,10 @@ def quick_spark() -> QuickSpark:
 
 
 def kept_classes() -> tuple[Path, Path]:
-    """The file for this Java and these jars of PySpark, which the first who asks writes, and the
-    home of Spark that it fits."""
+    """The file for this Java and these jars of PySpark, and its home of Spark.
+
+    The first caller writes the file.
+    """
     import pyspark
 
     from nsqtools.spark.java import find_java

@@ -1,15 +1,15 @@
-"""A network that misbehaves on request: a TCP proxy, and addresses at which nobody answers.
+"""A network that misbehaves on request: a TCP proxy, and addresses that never answer.
 
     def test_...(proxy_to, nsqd):
         proxy = proxy_to(nsqd.tcp_address)
         ...                         # the client connects to proxy.address
-        proxy.pause(TO_CLIENT)      # half-open: what nsqd sends does not arrive any more
-        proxy.resume(TO_CLIENT)     # now it does
-        proxy.pause_after(TO_SERVER, 1000)  # half-open once about so many bytes more have passed
+        proxy.pause(TO_CLIENT)      # half-open: bytes from nsqd do not arrive any more
+        proxy.resume(TO_CLIENT)     # now they do
+        proxy.pause_after(TO_SERVER, 1000)  # half-open after about 1,000 more bytes
         proxy.cut(reset=True)       # all connections end with RST; new ones are accepted
 
-The proxy is an asyncio loop in a thread of its own, and its methods return when they have worked.
-What ends one side of a connection (end of file, reset) is passed on to the other side.
+The proxy is an asyncio loop in its own thread, and its methods return when they have taken effect.
+The end of one side of a connection (end of file, reset) is passed on to the other side.
 """
 
 import asyncio
@@ -53,17 +53,19 @@ class Proxy:
         self._flowing = {TO_CLIENT: asyncio.Event(), TO_SERVER: asyncio.Event()}
         self._left: dict[Direction, float] = {}  # bytes until a direction pauses by itself
         self._connections: set[asyncio.Task[None]] = set()
-        self._connecting = asyncio.Lock()  # a cut waits for it: half made, none can be ended well
+        self._connecting = (
+            asyncio.Lock()
+        )  # a cut waits, because a half-open connection cannot be ended cleanly
         self._cut_with_reset = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def pause(self, direction: Direction) -> None:
-        """Hold back all bytes of a direction, the end of file too."""
+        """Hold back all bytes of a direction, and the end of file."""
         self._call(self._set_flow(direction, 0))
 
     def pause_after(self, direction: Direction, size: int) -> None:
-        """Deliver what was held back, and ``size`` bytes more of all connections, then hold back.
+        """Deliver the held bytes, and ``size`` bytes more of all connections, then hold back.
 
         The piece that exceeds the size is delivered whole.
         """
@@ -73,7 +75,7 @@ class Proxy:
         return not self._flowing[direction].is_set()
 
     def resume(self, direction: Direction) -> None:
-        """Deliver what was held back, and go on."""
+        """Deliver the held bytes, and continue."""
         self._call(self._set_flow(direction, math.inf))
 
     def cut(self, *, reset: bool) -> None:
@@ -115,18 +117,18 @@ class Proxy:
         await asyncio.gather(*connections)
 
     async def _finish(self) -> None:
-        """Cut, and end what is half made, too: it would be collected with its sockets open."""
+        """Cut, and cancel half-open connections, whose sockets would be collected unclosed."""
         self._server.close()
         await self._cut(reset=True)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _forward(
         self, client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter
     ) -> None:
-        """Copy both ways until both have ended, or until one fails, or until we are cut."""
+        """Copy both ways until both have ended, one fails, or the connection is cut."""
         connection = asyncio.current_task()
         writers = [client_writer]
         reset = False
@@ -186,7 +188,7 @@ def proxy_to() -> Iterator[ProxyTo]:
 
 @pytest.fixture
 def dead_address() -> Iterator[str]:
-    """Connections are refused; nobody else gets the port meanwhile."""
+    """An address that refuses connections; its port stays reserved."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield "{}:{}".format(*held.getsockname())
@@ -194,14 +196,14 @@ def dead_address() -> Iterator[str]:
 
 @pytest.fixture
 def deaf_address() -> Iterator[str]:
-    """Connections succeed, and then nothing is read or answered."""
+    """An address that accepts connections, but never reads or answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield "{}:{}".format(*listener.getsockname())
 
 
 @pytest.fixture
 def unreachable_address() -> Iterator[str]:
-    """Connecting gets no answer at all, as behind a firewall that drops packets.
+    """An address that never answers a connect, as behind a firewall that drops packets.
 
     Linux drops the first packet of a connection while the listener's backlog is full.
     """
@@ -216,7 +218,7 @@ def unreachable_address() -> Iterator[str]:
 
 @pytest.fixture
 def silent_name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No name can be looked up, and the system waits for the answer, as without a network."""
+    """Let every lookup of a name wait for an answer, as without a network."""
     ends, look_up = threading.Event(), socket.getaddrinfo
 
     def wait(host: str, *more: Any, flags: int = 0, **kwargs: Any) -> Any:

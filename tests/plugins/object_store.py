@@ -1,10 +1,10 @@
 """An S3 on this machine: moto's server, one for each worker, with a fresh bucket for each test.
 
     bucket        an empty `Bucket`; its endpoint and keys are in the environment, that of `run_nsq`
-                  included, as a user's would be
-    lake_url      a place in a directory or in the bucket, where nothing is yet
-    s3_endpoint   where the server is
-    between_pages runs something in the middle of the next listing that spans pages
+                  included, as those of a user
+    lake_url      an empty place in a directory or in the bucket
+    s3_endpoint   the address of the server
+    between_pages runs a function in the middle of the next listing that spans pages
 
 The server's listings have pages of `PAGE` names, so that most of them span several.
 """
@@ -54,7 +54,7 @@ class Bucket(NamedTuple):
         return parse_place(self.url)
 
     def take(self, directory: Path, prefix: str = "") -> None:
-        """Put all files below a directory there."""
+        """Upload all files below a directory."""
         for path in filter(Path.is_file, directory.rglob("*")):
             self.storage.put_file(f"{prefix}{path.relative_to(directory).as_posix()}", path)
 
@@ -64,7 +64,7 @@ class Bucket(NamedTuple):
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """It ends with its input, which is this process' end of a pipe."""
+    """A server that ends with its input, which is a pipe of this process."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", SERVER],
@@ -94,7 +94,7 @@ def bucket(s3_endpoint: str, nsq_env: dict[str, str], monkeypatch: pytest.Monkey
 
 @pytest.fixture(params=["directory", "bucket"])
 def lake_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place where nothing is yet."""
+    """An empty place in a directory or in the bucket."""
     bucket = request.param == "bucket" and request.getfixturevalue("bucket")
     return f"{bucket.url if bucket else tmp_path}/lake"
 
@@ -104,13 +104,13 @@ BetweenPages = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def between_pages(monkeypatch: pytest.MonkeyPatch) -> BetweenPages:
-    """Have something done after the first page of the next listing that spans pages."""
+    """Run a function after the first page of the next listing that spans pages."""
     list_all = storage_objects.BucketPlace.list
     waiting: list[Callable[[], object]] = []
 
     def list_slowly(storage: storage_objects.BucketPlace, prefix: str = "") -> Iterator[Entry]:
         for number, entry in enumerate(list_all(storage, prefix)):
-            if number == PAGE - 1 and waiting:  # the next page is not asked for yet
+            if number == PAGE - 1 and waiting:  # before the next page is requested
                 waiting.pop()()
             yield entry
 

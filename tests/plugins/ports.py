@@ -1,8 +1,8 @@
 """Ports for daemons that are restarted on the same one.
 
-A port that the kernel chooses (``:0``) is free to anybody while its daemon is away: to another
-test's daemon, and to every outgoing connection. So these are from below the range that the kernel
-chooses from, and a locked file for each keeps other workers and other runs away.
+A port that the kernel chooses (``:0``) is free for others while its daemon is stopped: for another
+test's daemon, and for every outgoing connection. So these ports are below the range of the kernel,
+and a locked file for each keeps other workers and other runs away.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ _FOLDER = Path(tempfile.gettempdir(), f"nsqtools-test-ports-{os.getuid()}")
 
 
 class ReservedPort:
-    """A port of 127.0.0.1 that stays ours until `release`; 0 where none can be had."""
+    """A port of 127.0.0.1 that is reserved until `release`; 0 if none is available."""
 
     def __init__(self) -> None:
         for _ in range(50):
@@ -46,7 +46,7 @@ def _first_of_kernel() -> int:
 
 
 def _lock(number: int) -> int:
-    """Return the descriptor of the locked file, -1 when somebody else has it."""
+    """Return the descriptor of the locked file, or -1 if another process has locked it."""
     _FOLDER.mkdir(exist_ok=True)
     descriptor = os.open(_FOLDER / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -58,10 +58,10 @@ def _lock(number: int) -> int:
 
 
 def _is_free(number: int) -> bool:
-    """Whether nobody listens there. We do not listen to find out.
+    """Whether nobody listens on a port, without listening on it.
 
-    A process that another thread starts has all our sockets until its exec, and one that listens
-    there in that moment would keep the daemon away.
+    A process that another thread starts inherits all our sockets until its exec, and a socket that
+    listens on the port at this moment would block the daemon.
     """
     with suppress(OSError), socket.socket() as ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,21 +1,22 @@
-"""What a disk holds after a power cut: record what is done to files, and replay every prefix of it.
+"""The content of a disk after a power cut: record changes of files, and replay every prefix.
 
     with PowerCut(folder) as record:
         write_something()
         record.note(ids)  # a promise, such as a FIN
     for promised, cut in record.cuts():
-        cut.restore(folder)  # ... and recover, and look
+        cut.restore(folder)  # ... and recover, and check
 
-After each call there are several cuts, for what a disk may have done by itself and in which order.
-Nothing that was written after the last sync of a file is there. Names are as when their directory
-was synced last (strict), or without those that were unlinked since, or as they are now, so what was
-not synced is an empty file; or sizes went first, too: what was written later is zeros.
+After each call there are several cuts, for different orders of writes that a disk may choose. All
+of them lack data that was written after the last sync of a file. The names are those of the last
+sync of their directory (strict), or the same without names that were unlinked later, or the current
+names, with empty files for unsynced data; or the sizes are current as well, with zeros for unsynced
+data.
 
-With ``names_with_files`` a file's sync makes all names durable that were given until then, as in
-the journals of ext4, XFS and btrfs. Go's nsqd relies on it.
+With ``names_with_files`` a file's sync makes all earlier names durable, as in the journals of ext4,
+XFS and btrfs. Go's nsqd relies on it.
 
-What is in the folder at the beginning is durable. Trap: only files are seen that are opened through
-the module `os`, and only its ways to name and sync them.
+The initial content of the folder is durable. Trap: only files that are opened through the module
+`os` are recorded, and only its functions to name and sync them.
 """
 
 import os
@@ -40,7 +41,7 @@ class _File:
 
 @dataclass
 class Cut:
-    """What is left: content by path below the folder."""
+    """The remaining content, by path below the folder."""
 
     files: dict[str, bytes]
 
@@ -54,7 +55,7 @@ class Cut:
 
 
 class PowerCut:
-    """Records the calls of `os` that concern a folder, while it is entered."""
+    """Records the calls of `os` that concern a folder, inside a with statement."""
 
     def __init__(self, folder: Path, *, names_with_files: bool = False) -> None:
         self._folder = str(folder)
@@ -62,7 +63,7 @@ class PowerCut:
         self._names_with_files = names_with_files
         self._open: dict[int, tuple[int, Any]] = {}  # inode; file, or the path of a directory
         self._names: Names = {}
-        self._renamed: set[str] = set()  # names that went over to others, which is one step
+        self._renamed: set[str] = set()  # old names of renamed files; a rename is one step
         self._promised: list[object] = []
         self._cuts: list[tuple[int, Cut]] = []
         for path in filter(Path.is_file, folder.rglob("*")):
@@ -78,14 +79,14 @@ class PowerCut:
         self._patch.undo()
 
     def note(self, *promised: object) -> None:
-        """Something was promised: from now on it must be there."""
+        """Record promises: from now on their data must survive every cut."""
         self._promised += promised
         self._remember()
 
     def cuts(self) -> Iterator[tuple[list[object], Cut]]:
-        """Iterate over what was promised, and what the disk may then hold, after each call.
+        """Iterate over the promises, and the possible contents of the disk, after each call.
 
-        Where several calls leave the same, what was promised at the last of them counts.
+        If several calls leave the same content, the promises at the last of them count.
         """
         last = {frozenset(cut.files.items()): (count, cut) for count, cut in self._cuts}
         for count, cut in last.values():
@@ -109,7 +110,7 @@ class PowerCut:
         on_call = getattr(self, "_on_fsync" if is_sync else f"_on_{name}")
 
         def record(*arguments: Any, **keywords: Any) -> Any:
-            # the model does not need the disk's own sync, which takes long
+            # the model does not need the real sync, which is slow
             result = None if is_sync else call(*arguments, **keywords)
             if on_call(result, *arguments):
                 self._remember()
@@ -118,9 +119,9 @@ class PowerCut:
         return record
 
     def _opened(self, descriptor: int) -> Any:
-        """What a descriptor is of, None if it is not of the folder (any more)."""
+        """The file of a descriptor, or None if it is not in the folder (any more)."""
         inode, opened = self._open.get(descriptor, (0, None))
-        if opened is None or os.fstat(descriptor).st_ino != inode:  # it was closed past `os`
+        if opened is None or os.fstat(descriptor).st_ino != inode:  # it was closed without `os`
             return None
         return opened
 
@@ -180,6 +181,6 @@ class PowerCut:
 
 
 def _sized(path: str, content: bytes) -> bytes:
-    """What a file holds that is as long as now, and has only this content."""
+    """The content of a file with its current size, of which only ``content`` was written."""
     size = os.stat(path).st_size if os.path.exists(path) else 0
     return content[:size].ljust(size, b"\0")

@@ -1,4 +1,4 @@
-"""The processes below another one, as /proc shows them, and how to kill them."""
+"""The descendants of a process, as /proc lists them, and functions to kill them."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Process(NamedTuple):
-    """A process, the one that started it, and its command line."""
+    """A process, its parent, and its command line."""
 
     pid: int
     parent: int
@@ -20,10 +20,14 @@ class Process(NamedTuple):
 def descendants(pid: int, what: str = "") -> list[Process]:
     """The processes below ``pid`` with ``what`` in their command lines, parents first.
 
-    Without the copy of itself that a JVM is for a moment when it starts a program.
+    A JVM is briefly a copy of itself when it starts a program; such copies are left out.
     """
     processes = list(_processes())
-    javas = {each.pid: each.command for each in processes if re.match(r"\S*java ", each.command)}
+    javas = {
+        process.pid: process.command
+        for process in processes
+        if re.match(r"\S*java ", process.command)
+    }
     return [
         process
         for process in _below({pid}, processes)
@@ -43,20 +47,20 @@ def _processes() -> Iterator[Process]:
 
 
 def _below(roots: set[int], processes: list[Process]) -> Iterator[Process]:
-    found = [process for process in processes if process.parent in roots]
-    if found:
-        yield from found
-        yield from _below({process.pid for process in found}, processes)
+    children = [process for process in processes if process.parent in roots]
+    if children:
+        yield from children
+        yield from _below({process.pid for process in children}, processes)
 
 
 def kill(pid: int) -> None:
-    """Kill a process; one that has ended is fine."""
+    """Kill a process, which may have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Whether a process runs, which a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
     except OSError:
@@ -65,10 +69,10 @@ def is_alive(pid: int) -> bool:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had; 0 when it has ended."""
+    """The peak memory of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0

@@ -1,4 +1,4 @@
-"""The bytes of NSQ, and a client of protocol V2, with nothing of nsqtools in them but codecs.
+"""The bytes of NSQ, and a client of protocol V2, without code of nsqtools except codecs.
 
 with subscribed(nsqd.tcp_address, "topic", "channel", ready=1) as client:
     message = client.read_message()
@@ -40,7 +40,7 @@ def message_frame(body: bytes, message_id: str, *, attempts: int, timestamp_ns: 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command as the client sent it; `body` is what follows the line, without its length."""
+    """One command as the client sent it; `body` follows the line, without its length."""
 
     line: str
     body: bytes
@@ -53,7 +53,7 @@ class Command:
 
 
 def split_commands(data: bytes, read: int) -> tuple[list[Command], bytes]:
-    """The complete commands that `data` begins with, and the rest."""
+    """The complete commands at the beginning of `data`, and the remaining bytes."""
     commands = []
     start = 0
     while (line_end := data.find(b"\n", start)) >= 0:
@@ -119,7 +119,7 @@ class RawClient:
         self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
 
     def negotiate(self, codec: str = "", tls: ssl.SSLContext | None = None) -> None:
-        """IDENTIFY, and begin with TLS and with compression by ``snappy`` or ``deflate``."""
+        """Send IDENTIFY, and start TLS, and compression by ``snappy`` or ``deflate``."""
         layers = [name for name in ("tls_v1" if tls else "", codec) if name]
         reply = self.identify(**dict.fromkeys(layers, True))
         assert [reply[name] for name in layers] == [True] * len(layers)
@@ -128,14 +128,14 @@ class RawClient:
             assert self.read_response() == b"OK"
         if codec:
             self._codec = CODECS[codec]()
-            self._buffer = self._codec.decompress(self._buffer)  # the OK may be there already
+            self._buffer = self._codec.decompress(self._buffer)  # the OK may have arrived already
             assert self.read_response() == b"OK"
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data if self._codec is None else self._codec.compress(data))
 
     def read_frame(self) -> tuple[int, bytes]:
-        """The next frame, whatever it is; EOFError when the server has closed."""
+        """The next frame of any type; EOFError if the server has closed."""
         size = int.from_bytes(self._take(4), "big")
         data = self._take(size)
         return int.from_bytes(data[:4], "big"), data[4:]
@@ -150,7 +150,7 @@ class RawClient:
         return taken
 
     def read(self) -> tuple[int, bytes]:
-        """The next frame that is no heartbeat; heartbeats are answered."""
+        """The next frame that is not a heartbeat; heartbeats are answered."""
         while (found := self.read_frame()) == (RESPONSE, HEARTBEAT):
             self.send(b"NOP\n")
         return found
@@ -199,7 +199,7 @@ class RawClient:
         self.send(b"".join(b"FIN %b\n" % message.id for message in messages))
 
     def settle(self) -> None:
-        """Wait until the server has worked off everything that was sent."""
+        """Wait until the server has processed all commands."""
         assert self.ask(b"PUB settled#ephemeral\n" + sized(b"x")) == b"OK"
 
 
@@ -219,37 +219,37 @@ DESCRIPTION = {
 
 
 def identify(**fields: object) -> bytes:
-    """The command; a field that is None is left out."""
+    """The command IDENTIFY, without the fields that are None."""
     given = {k: v for k, v in (DESCRIPTION | fields).items() if v is not None}
     return b"IDENTIFY\n" + sized(json.dumps(given).encode())
 
 
 class RawPeer(RawClient):
-    """An nsqd as nsqlookupd sees it: protocol V1 by hand."""
+    """An nsqd as nsqlookupd sees it, with protocol V1."""
 
     def __init__(self, address: str, *, magic: bytes = b"  V1") -> None:
         super().__init__(address, magic=magic)
 
     def read_response(self) -> bytes:
-        """The next response; EOFError when nsqlookupd has closed."""
+        """The next response; EOFError if nsqlookupd has closed."""
         return self._take(int.from_bytes(self._take(4), "big"))
 
     def identify(self, **fields: object) -> bytes:  # type: ignore[override]
         return self.ask(identify(**fields))
 
     def leave(self) -> bytes:
-        """End the connection and return the bytes that were still to come.
+        """End the connection and return the remaining bytes.
 
-        nsqlookupd closes its side when it has forgotten the peer, so it has on return.
+        nsqlookupd closes its side after it has forgotten the peer, so on return it has.
         """
-        rest = self._buffer
+        remaining = self._buffer
         with self:
             try:
                 self.socket.shutdown(socket.SHUT_WR)
                 while chunk := self.socket.recv(1 << 16):
-                    rest += chunk
+                    remaining += chunk
             except TimeoutError:
                 raise
             except OSError:
-                pass  # a reset is an end, too: Go closes with input unread
-        return rest
+                pass  # a reset also ends it, because Go closes with unread input
+        return remaining

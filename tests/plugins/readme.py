@@ -1,9 +1,9 @@
-"""README.md and the guides as programs: their code blocks, and a place to run them in.
+"""README.md and the guides as programs: their code blocks, and a place to run them.
 
     blocks = parse(name, text)      the fenced blocks, each with the heading above it
     place.run(command)              one command line, in bash, as a reader would type it
 
-A *place* has daemons and a directory of its own, which `Place.fit` puts into the text.
+A *place* has its own daemons and directory, which `Place.fit` puts into the text.
 """
 
 import os
@@ -23,8 +23,8 @@ from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
 UNTIL_SIGNAL = "# until SIGTERM"  # in a Python program
-# One that is not ready for an interrupt ends with a traceback. It is ready soon after it has
-# printed something; one that is silent while no message comes has to start meanwhile.
+# A command that is not ready for an interrupt ends with a traceback. It is ready soon after its
+# first output; a command without output has to start within this time.
 LET_RUN_S = patience_s(0.4)
 SILENT, LET_START_S = "nsq tail", patience_s(1.5)
 DEADLINE_S = patience_s(90.0)
@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """One command line, and what it must print (None: anything)."""
+    """One command line, and its expected output (None: any)."""
 
     text: str
     output: str | None = None
@@ -52,19 +52,19 @@ class Command(NamedTuple):
 
 def parse(document: str, text: str) -> list[Block]:
     blocks, heading = [], ""
-    for found in re.finditer(r"^#+ (.*)$|^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
-        if found[1] is None:
-            line = text.count("\n", 0, found.start()) + 1
-            blocks.append(Block(document, heading, found[2], found[3], line))
+    for match in re.finditer(r"^#+ (.*)$|^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
+        if match[1] is None:
+            line = text.count("\n", 0, match.start()) + 1
+            blocks.append(Block(document, heading, match[2], match[3], line))
         else:
-            heading = found[1]
+            heading = match[1]
     fences = re.findall("^```", text, re.MULTILINE)
     assert len(fences) == 2 * len(blocks), f"{document}: a block does not end"
     return blocks
 
 
 def commands_of(block: Block) -> list[Command]:
-    """The command lines of a ``sh`` block, a ``console`` block (with their output), a crontab."""
+    """The command lines of a ``sh`` block, a ``console`` block (with output) or a crontab."""
     if block.language == "console":
         parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
         return [Command(*part.split("\n", 1)) for part in parts]
@@ -77,10 +77,10 @@ def commands_of(block: Block) -> list[Command]:
 
 @dataclass
 class Place:
-    """Where commands run. ``stands_for`` maps what the text says to what is there.
+    """The place where commands run. ``stands_for`` maps words of the text to their real values.
 
-    ``in_process`` has the commands that a test runs itself, by their first words, each with a
-    function of the words behind them; with what only a shell can do, they are left to one.
+    ``in_process`` has functions for commands that a test runs itself, by their first words; a
+    function gets the other words. Command lines that need a shell run in one.
     """
 
     directory: Path
@@ -89,14 +89,16 @@ class Place:
     in_process: dict[str, Callable[[list[str]], Result]] = field(default_factory=dict)
 
     def fit(self, text: str) -> str:
-        """Put the real addresses and directories in."""
-        for said, real in self.stands_for.items():
-            text = text.replace(said, real)
+        """Insert the real addresses and directories."""
+        for words, real in self.stands_for.items():
+            text = text.replace(words, real)
         return text
 
     def run(self, command: Command) -> tuple[int, str]:
-        """Run one command line to its end, or interrupt it where the text says so: its status, and
-        what it wrote to stdout and stderr."""
+        """Run one command line to its end, or interrupt it if the text does.
+
+        Return its status, and its output on stdout and stderr.
+        """
         if command.runs_until_interrupted:
             return self._run_and_interrupt(command)
         for words, run in self.in_process.items():
@@ -115,7 +117,7 @@ class Place:
         return done.returncode, done.stdout.decode()
 
     def _run_and_interrupt(self, command: Command) -> tuple[int, str]:
-        """On a terminal, as such commands are used."""
+        """Run a command on a terminal, where users interrupt it."""
         where = {"cwd": str(self.directory), "env": self.environ, "timeout": DEADLINE_S}
         line = ["-c", f"exec {self.fit(command.text)}"]
         child = pexpect.spawn("bash", line, encoding="utf-8", dimensions=(40, 120), **where)
@@ -123,7 +125,7 @@ class Place:
             is_silent = command.text.startswith(SILENT)
             if not is_silent:
                 child.expect(r"\S")
-            with pytest.raises(pexpect.TIMEOUT):  # a reader would watch it for a while
+            with pytest.raises(pexpect.TIMEOUT):  # a user would watch it for a while
                 child.expect(pexpect.EOF, timeout=LET_START_S if is_silent else LET_RUN_S)
             child.sendintr()
             child.expect(pexpect.EOF)
@@ -135,7 +137,7 @@ class Place:
 
 
 def user_environment(home: Path) -> dict[str, str]:
-    """The environment of a user who has this ``nsq`` on the PATH and nothing configured."""
+    """The environment of a user with this ``nsq`` on the PATH and no configuration."""
     scripts = str(Path(sys.executable).parent)
     kept = {name: os.environ[name] for name in ("LANG", "JAVA_HOME") if name in os.environ}
     return kept | {

@@ -1,16 +1,16 @@
-"""Which tests run, and on which worker.
+"""The selection of tests, and their distribution to workers.
 
-``pytest --quick`` runs what is in `QUICK` and not in `NOT_QUICK`, without the tests that need the
-Go programs or Spark: what a change is tried with before all of it runs, and what other Pythons and
-other versions of packages run.
+``pytest --quick`` runs the tests that are in `QUICK` and not in `NOT_QUICK`, without tests that
+need the Go programs or Spark. It is a first check of a change, and the check with other Pythons and
+other versions of packages.
 
-Where pytest-xdist has several workers (``-n 2``):
+With several workers of pytest-xdist (``-n 2``):
 
-- Tests go to the worker that is free, but those of a group all go to the same one: `group_of`. A
+- Tests run on the first free worker, but all tests of a group run on the same one: `group_of`. A
   second Spark session costs a JVM, a second image a build.
-- A test marked ``alone`` measures time or needs the whole machine. Two locked files see to that:
-  every test takes ``turn``, then ``machine`` (shared; an ``alone`` test exclusively), and gives
-  ``turn`` back at once. They all come last: each would have the others wait.
+- A test marked ``alone`` measures time or needs the whole machine. Two locked files ensure this:
+  every test locks ``turn``, then ``machine`` (shared; an ``alone`` test exclusively), and releases
+  ``turn`` immediately. These tests run last, because each makes the other workers wait.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ QUICK = """archive client cluster files forward http protocol publish records re
     cli/commands/test_to_http.py cli/options cli/parsing cli/render cli/top web/test_api.py
     conformance/test_exchanges.py server/test_durable_path.py test_public_api.py test_startup.py"""
 
-# What these decide is the same on every Python and with every version of a package; together they
-# take as long as all the others.
+# The results of these tests do not depend on the Python or on versions of packages; together they
+# take as long as all others.
 NOT_QUICK = """archive/test_power_cut.py client/test_backlog.py client/test_giving_up.py
     client/test_hung_handlers.py client/test_in_flight_limit.py client/test_rotation.py
     cluster/test_problems.py
@@ -40,9 +40,9 @@ NOT_QUICK = """archive/test_power_cut.py client/test_backlog.py client/test_givi
     cli/commands/test_to_http.py::test_a_body_without_an_end
     cli/commands/test_to_http.py::test_a_redirect_never_leads_into_a_private_network"""
 
-# what is built, or started, is shared by the tests of a file
+# the tests of a file share a build or a server
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
-# What starts a Spark in a process of its own need not wait for the tests with the session.
+# Tests that start Spark in its own process need not wait for the tests with the session.
 OWN_JVM = """fuzz/ cli/test_own_processes.py spark/test_cluster.py
     spark/test_registration.py::test_a_plain_pyspark spark/test_session.py::test_a_signal_ends
     spark/test_session.py::test_a_failed_query
@@ -57,8 +57,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not (config.getoption("--quick") and collection_path.is_relative_to(TESTS)):
         return None
     path = collection_path.relative_to(TESTS)
-    wanted = (Path(each) for each in QUICK.split())
-    is_quick = any(path.is_relative_to(each) or each.is_relative_to(path) for each in wanted)
+    quick_paths = (Path(name) for name in QUICK.split())
+    is_quick = any(
+        path.is_relative_to(quick_path) or quick_path.is_relative_to(path)
+        for quick_path in quick_paths
+    )
     return None if is_quick and path.as_posix() not in NOT_QUICK.split() else True
 
 
@@ -70,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether a test is short and needs neither the Go programs, nor Spark, nor a free machine."""
+    """Whether a test is short and needs neither the Go programs, Spark nor an idle machine."""
     if item.nodeid.removeprefix("tests/").startswith(tuple(NOT_QUICK.split())):
         return False
     fixtures = set(getattr(item, "fixturenames", ()))
@@ -79,7 +82,7 @@ def is_quick(item: pytest.Item) -> bool:
 
 
 def group_of(node_id: str) -> str:
-    """The tests that run on the same worker have the same group; most are alone in theirs."""
+    """The group of a test: its tests run on the same worker; most groups have a single test."""
     if node_id.startswith(BUILDERS):
         return node_id.partition("::")[0]
     own_jvm = tuple(OWN_JVM.split())
@@ -107,11 +110,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    if not hasattr(item.config, "workerinput"):  # no other worker is there
+    if not hasattr(item.config, "workerinput"):  # there is no other worker
         return (yield)
-    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
-    locks = Path(item.config.getoption("basetemp")).parent  # that of the run
-    with _locked(locks / "turn", fcntl.LOCK_EX) as turn, _locked(locks / "machine", how):
+    mode = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    locks = Path(item.config.getoption("basetemp")).parent  # the directory of the run
+    with _locked(locks / "turn", fcntl.LOCK_EX) as turn, _locked(locks / "machine", mode):
         fcntl.flock(turn, fcntl.LOCK_UN)
         return (yield)
 

@@ -1,4 +1,4 @@
-"""An nsqd that does what the test says, byte for byte, and nothing by itself.
+"""An nsqd that is scripted byte for byte by the test, and does nothing by itself.
 
     conn = scripted_nsqd.accept()
     conn.subscribe("clicks", "archive", max_rdy_count=10)
@@ -6,11 +6,11 @@
     message_id = conn.message(b"bad")
     assert conn.expect("RDY 0").read == conn.expect(f"REQ {message_id} 90000").read
 
-It is for behavior that no real nsqd can be made to show; even heartbeats go out on demand only.
+It is for behavior that no real nsqd shows on request; even heartbeats are sent on demand only.
 
-A thread for each connection reads all the time, so that a client never blocks on us, and records
+A thread for each connection reads all the time, so that a client never blocks on it, and records
 each command with the number of the ``recv`` that completed it. Equal numbers mean one write, or two
-so close together that the kernel joined them: a test cannot tell those apart.
+writes that the kernel has joined: a test cannot distinguish them.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from plugins.waiting import patience_s
 TIMEOUT_S = patience_s(5.0)
 READ_SIZE = 1 << 20
 
-# What nsqd 1.3.0 answers to IDENTIFY with feature negotiation and nothing else asked for.
+# The response of nsqd 1.3.0 to IDENTIFY with only feature negotiation.
 IDENTIFY_REPLY = {
     "max_rdy_count": 2500,
     "version": "1.3.0",
@@ -45,7 +45,7 @@ IDENTIFY_REPLY = {
 
 
 class Connection:
-    """One accepted connection: what came in, and everything that can be sent or done to it."""
+    """One accepted connection: the received commands, and methods to send, close and reset."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def not_yet_expected(self) -> list[str]:
-        """The lines that came in and no `expect` has taken."""
+        """The received lines that no `expect` has taken."""
         with self._received:
             return [command.line for command in self._commands[self._taken :]]
 
@@ -77,14 +77,14 @@ class Connection:
         return command
 
     def skip_to(self, line: str) -> Command:
-        """Wait for `line`, whatever comes before it."""
+        """Wait for `line`, and ignore the lines before it."""
         deadline = time.monotonic() + TIMEOUT_S
         while (command := self.take(line, deadline - time.monotonic())).line != line:
             pass
         return command
 
     def expect_closed(self) -> None:
-        """Wait until the client has closed the connection, having sent nothing that is untaken."""
+        """Wait until the client has closed the connection; fail if it has sent another command."""
         with self._received:
             ended = self._received.wait_for(lambda: self._ended, TIMEOUT_S)
             assert ended, f"not closed within {TIMEOUT_S:g} s, received {self._history()}"
@@ -92,12 +92,12 @@ class Connection:
             assert not untaken, f"expected nothing more, received {self._history()}"
 
     def reply_identify(self, *, glued: bytes = b"", **fields: object) -> None:
-        """Answer with `IDENTIFY_REPLY` changed by `fields`; `glued` goes out in the same write."""
+        """Answer with `IDENTIFY_REPLY` and `fields`; `glued` is sent in the same write."""
         reply = json.dumps(IDENTIFY_REPLY | fields, separators=(",", ":"))
         self.send(frame(RESPONSE, reply.encode()) + glued)
 
     def subscribe(self, topic: str, channel: str, **identify_fields: Any) -> None:
-        """The usual beginning of a consumer: IDENTIFY, its reply, SUB, OK."""
+        """Answer the usual first commands of a consumer: IDENTIFY and SUB."""
         self.expect("IDENTIFY")
         self.reply_identify(**identify_fields)
         self.expect(f"SUB {topic} {channel}")
@@ -113,7 +113,7 @@ class Connection:
         self.send(frame(RESPONSE, b"_heartbeat_"))
 
     def error(self, text: str) -> None:
-        """An error frame, such as ``E_BAD_TOPIC SUB topic name "a b" is not valid``."""
+        """Send an error frame, such as ``E_BAD_TOPIC SUB topic name "a b" is not valid``."""
         self.send(frame(ERROR, text.encode()))
 
     def message(self, body: bytes, *, message_id: str = "", attempts: int = 1) -> str:
@@ -129,11 +129,11 @@ class Connection:
         self._socket.sendall(data)
 
     def half_close(self) -> None:
-        """Send FIN and go on reading, as an nsqd that closes behind an error frame."""
+        """Send FIN and continue to read, like an nsqd that closes after an error frame."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close in order: the client reads what was sent before, then end of file."""
+        """Close cleanly: the client reads all sent bytes, then end of file."""
         self._stop_reader(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -145,7 +145,9 @@ class Connection:
         self._socket.close()
 
     def _stop_reader(self, how: int) -> None:
-        with suppress(OSError):  # closed, or the client is gone: the reader has ended anyway
+        with suppress(
+            OSError
+        ):  # closed, or the client has disconnected: the reader has ended anyway
             self._socket.shutdown(how)
         self._reader.join()
 
@@ -170,7 +172,7 @@ class Connection:
                 return
 
     def take(self, wanted: str = "a command", timeout_s: float = TIMEOUT_S) -> Command:
-        """Wait for the next command, whatever it is."""
+        """Wait for the next command."""
         with self._received:
             self._received.wait_for(
                 lambda: len(self._commands) > self._taken or self._ended, timeout_s
@@ -184,15 +186,15 @@ class Connection:
 
     def _history(self) -> str:
         lines = [command.line for command in self._commands]
-        rest = f" and {self._unparsed[:100]!r}" if self._unparsed else ""
-        return f"{lines}{rest}"
+        unparsed = f" and {self._unparsed[:100]!r}" if self._unparsed else ""
+        return f"{lines}{unparsed}"
 
 
 class ScriptedNsqd:
     """A listener on a free port; `accept` gives the connections in the order they were made."""
 
     def __init__(self) -> None:
-        self._holder = socket.socket()  # of the port, which nobody is to get after the listener
+        self._holder = socket.socket()  # reserves the port after the listener is closed
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._holder.bind(("127.0.0.1", 0))
         self._listener = socket.create_server(self._holder.getsockname())
@@ -225,7 +227,7 @@ class ScriptedNsqd:
         return connection
 
     def stop_listening(self) -> None:
-        """Refuse connections from now on; those that are there stay."""
+        """Refuse new connections; existing ones stay open."""
         self._listener.close()
 
     def __enter__(self) -> Self:

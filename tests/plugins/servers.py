@@ -1,4 +1,4 @@
-"""Fixtures for real servers, and what pytest says and does when their programs are missing.
+"""Fixtures for real servers, and skips and reports of missing programs.
 
     nsqd          the Go nsqd, started
     go_nsqd       a factory of them: ``go_nsqd("-msg-timeout=2s")``
@@ -8,11 +8,11 @@
     go_program    the path of a Go program: ``go_program("nsq_tail")``
     serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
 
-The classes of these servers can be had from here, too.
+This module also exports the classes of these servers.
 
-Whatever they start is killed when the test ends, and its log is part of the report of a failure. A
-test that uses a Go program is marked ``real_nsqd`` and needs what ``tests/go/build`` builds: else
-it is skipped, and with ``CI=true`` it fails.
+Servers are killed when the test ends, and the report of a failure has their logs. A test that uses
+a Go program is marked ``real_nsqd`` and needs the programs of ``tests/go/build``: without them it
+is skipped, and with ``CI=true`` it fails.
 """
 
 import os
@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import pytest
 from plugins.daemons import GO_PROGRAMS, EmbeddedServer, GoNsqd, GoNsqlookupd, Nsqd, Running
 
-# What `any_nsqd` runs a test with: classes made from a data directory and flags of nsqd. Only those
-# that need the Go programs carry the mark.
+# The classes with which `any_nsqd` runs a test; arguments are a data directory and flags of nsqd.
+# Only classes that need the Go programs have the mark.
 NSQD_KINDS = [
     pytest.param(GoNsqd, id="real", marks=pytest.mark.real_nsqd),
     pytest.param(EmbeddedServer, id="embedded"),
@@ -48,7 +48,7 @@ SERVED = pytest.StashKey[list[Running]]()
 
 @pytest.fixture
 def data_path() -> Iterator[DataPath]:
-    """A factory of empty directories, which the test's daemons leave as large as they like."""
+    """A factory of empty directories, which are removed after the test's daemons have ended."""
     with ExitStack() as directories:
         yield lambda: Path(directories.enter_context(TemporaryDirectory(prefix="nsqd-")))
 
@@ -56,7 +56,7 @@ def data_path() -> Iterator[DataPath]:
 @pytest.fixture
 def serve(
     request: pytest.FixtureRequest,
-    data_path: DataPath,  # not used, but to outlive the daemons that write there
+    data_path: DataPath,  # unused, but must outlive the daemons that write there
 ) -> Iterator[Serve]:
     served = request.node.stash.setdefault(SERVED, [])
 
@@ -83,7 +83,7 @@ def embedded_nsqd(data_path: DataPath, serve: Serve) -> AnyNsqd:
 
 @pytest.fixture
 def quick_nsqd(embedded_nsqd: AnyNsqd) -> EmbeddedServer:
-    """One that takes messages back after a second: the Go nsqd first looks after five."""
+    """An nsqd that times messages out after a second; the Go nsqd first scans after five."""
     return embedded_nsqd("--msg-timeout=1s")
 
 
@@ -113,7 +113,7 @@ def go_program() -> GoProgram:
 
 
 def missing_programs() -> str:
-    """One line that says why tests marked ``real_nsqd`` cannot run, or ``""``."""
+    """The reason why tests marked ``real_nsqd`` cannot run, or ``""``."""
     if (GO_PROGRAMS / ".built-from").exists():
         return ""
     return "the Go programs of NSQ are missing: run tests/go/build"
@@ -131,7 +131,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def need(missing: str) -> None:
-    """Skip a test that lacks something; with ``CI=true`` it fails."""
+    """Skip a test if something is missing; with ``CI=true`` it fails."""
     if missing and os.environ.get("CI") == "true":
         pytest.fail(missing, pytrace=False)
     elif missing:

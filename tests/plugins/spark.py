@@ -1,19 +1,19 @@
 """Spark for the tests: one session for a run, clusters, and a session on one for several commands.
 
-    spark          a session in this process, two cores; shared, so leave it as you found it
+    spark          a session in this process with two cores; shared, so restore its settings
     shared_session commands that start Spark get that session
-    run_spark      runs ``nsq spark ARGS`` in this process, with it, to its end
-    spark_env      the environment for ``nsq spark`` in a process of its own
-    spark_settings the settings of `spark`, whose log an error would name
-    small_cluster  two workers in the JVM of the driver: executors are processes of their own, and
-                   share with the driver only what is on disk or in a bucket
-    spark_cluster  a master and two workers, each a process; executors see an empty directory where
-                   the tests have theirs (as root; elsewhere they see it)
-    SparkDriver    runs ``nsq spark`` several times on one session: a driver and two executors take
-                   longer to start than what they are asked to do
+    run_spark      runs ``nsq spark ARGS`` in this process to its end, with that session
+    spark_env      the environment for ``nsq spark`` in its own process
+    spark_settings the settings of `spark`, with the log that an error names
+    small_cluster  two workers in the JVM of the driver; executors have their own processes, and
+                   share with the driver only a disk or a bucket
+    spark_cluster  a master and two workers, each a process; for executors, the directory of the
+                   tests is empty (as root; otherwise they see it)
+    SparkDriver    runs ``nsq spark`` several times on one session, because a driver and two
+                   executors take longer to start than to run a command
 
-A test that uses one of the first five is skipped where pyspark, pyarrow or Java is missing; with
-``CI=true`` it fails, so that a green run proves what it seems to prove.
+A test that uses one of the first five is skipped if pyspark, pyarrow or Java is missing; with
+``CI=true`` it fails, so that a green run has run all tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from nsqtools.spark.spark_settings import SparkSettings
-else:  # for tests, which are collected without pyspark too
+else:  # tests are collected without pyspark as well
     DataFrame = SparkSession = StreamingQuery = Any
 
 SPARK_FIXTURES = {"spark", "spark_env"}
@@ -70,7 +70,9 @@ def spark_settings(
 @pytest.fixture
 def spark(whole_run_session: SparkSession) -> Iterator[SparkSession]:
     yield whole_run_session
-    for query in whole_run_session.streams.active:  # of a test that failed: it has the processors
+    for (
+        query
+    ) in whole_run_session.streams.active:  # left by a failed test, and would use the processors
         query.stop()
 
 
@@ -131,7 +133,7 @@ def spark_env(nsq_env: dict[str, str], quick_spark: QuickSpark) -> dict[str, str
 
 
 def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
-    """An environment with the programs that Spark's scripts call, and no Java."""
+    """An environment with the programs that Spark's scripts call, but without Java."""
     directory.mkdir()
     for name in ("bash", "dirname", "env", "head", "ps", "rm", "sh", "uname"):
         (directory / name).symlink_to(shutil.which(name) or "")
@@ -140,7 +142,7 @@ def without_java(env: dict[str, str], directory: Path) -> dict[str, str]:
 
 
 REASON = pytest.StashKey[str]()
-"""Why Spark cannot run here; empty when it can."""
+"""The reason why Spark cannot run here; empty if it can."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -165,7 +167,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 TIMEOUT_S = patience_s(180.0)
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 IVY = Path(os.environ.get("NSQTOOLS_TEST_IVY") or Path.home() / ".cache/nsqtools-tests/ivy")
-"""Where the jars for object stores are kept, fetched once."""
+"""The directory of the jars for object stores, which are fetched once."""
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 SMALL = {
@@ -177,7 +179,7 @@ SMALL = {
 
 
 class SparkCluster(NamedTuple):
-    """Where a cluster is, the environment for its drivers, and its workers (none: the driver)."""
+    """The address of a cluster, the environment of drivers, and the workers (none: the driver)."""
 
     url: str
     env: dict[str, str]
@@ -186,15 +188,15 @@ class SparkCluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> SparkCluster:
-    """Spark's own way to test one; executors write their logs below SPARK_HOME.
+    """Spark's own cluster for tests; executors write their logs below SPARK_HOME.
 
-    Unlike the others they import pyspark from Spark's zip, as those of a distribution do.
+    Unlike the others they import pyspark from Spark's zip, like executors of a distribution.
     """
     import pyspark
 
     home = tmp_path_factory.mktemp("spark")
-    for each in Path(pyspark.__file__).parent.iterdir():
-        (home / each.name).symlink_to(each)
+    for path in Path(pyspark.__file__).parent.iterdir():
+        (home / path.name).symlink_to(path)
     return SparkCluster("local-cluster[2,1,512]", {"SPARK_HOME": str(home)})
 
 
@@ -219,7 +221,7 @@ def spark_cluster(
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(directory),
             "SPARK_DAEMON_MEMORY": "256m",
-            "JAVA_TOOL_OPTIONS": quick_spark.flags,  # of executors too
+            "JAVA_TOOL_OPTIONS": quick_spark.flags,  # also for executors
             "PYTHONPATH": str(Path(nsqtools.__file__).parents[1]),
         }
 
@@ -318,10 +320,10 @@ class SparkDriver:
         return self._process.pid
 
     def executors(self) -> list[int]:
-        """The processes that run tasks now."""
+        """The processes that run tasks at present."""
         roots = [*self._cluster.workers, self.pid]
-        found = (each for pid in roots for each in descendants(pid, EXECUTOR))
-        return [each.pid for each in found if each.command.split()[0].endswith("java")]
+        processes = (process for pid in roots for process in descendants(pid, EXECUTOR))
+        return [process.pid for process in processes if process.command.split()[0].endswith("java")]
 
     def __enter__(self) -> Self:
         return self
@@ -333,13 +335,13 @@ class SparkDriver:
             pass
 
     def begin(self, *command: object) -> None:
-        """Have it run a command; `end` waits for it."""
+        """Start a command; `end` waits for it."""
         self._process.stdin.write(json.dumps([str(word) for word in command]) + "\n")
         self._process.stdin.flush()
 
     @property
     def has_ended(self) -> bool:
-        """Whether `end` would not wait."""
+        """Whether the command has ended."""
         return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def end(self) -> Result:
@@ -351,7 +353,7 @@ class SparkDriver:
         return Result(status, out.encode(), err)
 
     def run(self, *command: object) -> Result:
-        """Run a command to its end, which must be a good one."""
+        """Run a command, which must succeed."""
         self.begin(*command)
         result = self.end()
         assert result.status == 0, result.out.decode() + result.err

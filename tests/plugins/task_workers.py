@@ -1,8 +1,8 @@
 """Workers of task frameworks: processes with children, which end or are killed as a tree.
 
 with running_worker([...], directory, ready="ready.") as worker:
-    worker.terminate()      as an operator: the worker must end by itself
-    worker.kill()           the worker and its children, at once
+    worker.terminate()      like an operator: the worker must end by itself
+    worker.kill()           the worker and its children, immediately
 """
 
 import os
@@ -17,7 +17,7 @@ from plugins.waiting import patience_s, wait_until
 
 
 class TaskWorker:
-    """A running worker and what it has printed."""
+    """A running worker and its output."""
 
     def __init__(self, arguments: Sequence[str], directory: Path) -> None:
         self._output = directory / "worker.log"

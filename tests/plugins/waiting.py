@@ -1,11 +1,11 @@
-"""Deadlines of tests, and waiting for the state of another process: ask again until it holds.
+"""Deadlines of tests, and polling for the state of another process.
 
-Inside one process tests wait on events and conditions; `wait_until` is for what only polling can
-see, such as a counter in nsqd's statistics.
+Inside one process tests wait on events and conditions; `wait_until` is for state that needs
+polling, such as a counter in nsqd's statistics.
 
-Every deadline that only says "it hangs" goes through `patience_s`, so that one variable suits a
-slow machine: ``NSQTOOLS_TEST_SLOWNESS=5 tests/run``. A bound that is the point of a test, such as
-"within 50 ms", does not.
+Every deadline that only detects a hang goes through `patience_s`, so that one variable adapts them
+to a slow machine: ``NSQTOOLS_TEST_SLOWNESS=5 tests/run``. A bound that is the point of a test, such
+as "within 50 ms", does not.
 """
 
 import os
@@ -21,14 +21,14 @@ SLOWNESS = float(os.environ.get("NSQTOOLS_TEST_SLOWNESS", "1"))
 
 
 def patience_s(seconds: float) -> float:
-    """How long to wait on this machine for what takes less than ``seconds`` on an ordinary one."""
+    """The time limit on this machine for an event that takes ``seconds`` on an ordinary one."""
     return seconds * SLOWNESS
 
 
 def wait_until(condition: Callable[[], T], *, what: str, timeout_s: float = 5.0) -> T:
     """Return the first true value of `condition`; fail with `what` and the last value otherwise.
 
-    ``timeout_s`` is for an ordinary machine: `patience_s` makes of it what this one needs.
+    ``timeout_s`` is for an ordinary machine; `patience_s` adapts it to this one.
     """
     limit_s = patience_s(timeout_s)
     deadline = time.monotonic() + limit_s
@@ -40,8 +40,8 @@ def wait_until(condition: Callable[[], T], *, what: str, timeout_s: float = 5.0)
 
 
 def wait_for_threads(*prefixes: str) -> None:
-    """Wait for the end of the threads with such names; of one that is about to begin, too."""
-    present = {each for each in threading.enumerate() if each.name.startswith(prefixes)}
+    """Wait for the end of the threads with such names, also of a thread that is just starting."""
+    present = {thread for thread in threading.enumerate() if thread.name.startswith(prefixes)}
     wait_until(
         lambda: present.isdisjoint(threading.enumerate()),
         what=f"the end of {' and '.join(prefixes)}",
