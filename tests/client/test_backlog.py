@@ -51,29 +51,29 @@ def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iter
         assert not thread.is_alive()
 
 
-def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
+def test_a_stuck_handler_leaves_messages_to_other_consumers(
     embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight_limit, "START", 16)
     nsqd = embedded_nsqd("--msg-timeout=3s")
     bodies = fill(nsqd, 10)
     release = threading.Event()
-    seen: list[bytes] = []
+    handled: list[bytes] = []
 
     def handler(message: Message) -> None:
-        seen.append(message.body)
+        handled.append(message.body)
         release.wait(patience_s(20))
 
     with running(nsqd, lambda consumer: consumer.run(handler)) as stuck:
         wait_until(lambda: stuck.stats.received == 10, what="all messages in the client")
         try:
-            rest = bodies_in(nsqd, TOPIC, 9, CHANNEL)
+            returned = bodies_in(nsqd, TOPIC, 9, CHANNEL)
         finally:
             release.set()
         stats = nsqd.channel_stats(TOPIC, CHANNEL)
         assert stats["timeout_count"] <= 1  # returned before nsqd took them back
         assert stuck.stats.expired >= 9
-    assert sorted(rest + seen[:1]) == sorted(bodies)
+    assert sorted(returned + handled[:1]) == sorted(bodies)
 
 
 def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
@@ -86,10 +86,10 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
 
     with running(nsqd, lambda consumer: consumer.run(handler, workers=4)) as consumer:
         wait_until(lambda: threads.total() == 100, what="100 messages", timeout_s=15)
-        # a thousand quiet consumers cost a process next to nothing
+        # a thousand idle consumers cost a process next to nothing
         wait_until(lambda: consumer._io.delivery._ticks is None, what="no clock for nothing")
     assert len(threads) == 4
-    assert max(threads.values()) <= 50  # a read of one thread's is 96
+    assert max(threads.values()) <= 50  # 96 messages of one read would go to one thread
 
 
 def test_a_delivery_repeated_in_the_same_read_is_dropped(dialog: Dialog) -> None:
@@ -98,8 +98,8 @@ def test_a_delivery_repeated_in_the_same_read_is_dropped(dialog: Dialog) -> None
     frames = [message_frame(b"x", first, attempts=number, timestamp_ns=1) for number in range(1, 5)]
     conn.send(b"".join(frames))
     batches = [consumer.next_batch(patience_s(5)) or [], *consumer.batches(timeout_s=0.3)]
-    found = [message.attempts for batch in batches for message in batch if message.finish()]
-    assert found == [4]
+    attempts = [message.attempts for batch in batches for message in batch if message.finish()]
+    assert attempts == [4]
 
 
 SLOW_READER = """
@@ -113,7 +113,7 @@ with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
 """
 
 
-def test_after_a_pause_no_message_is_handed_out_twice(embedded_nsqd: AnyNsqd) -> None:
+def test_a_suspended_process_returns_no_message_twice(embedded_nsqd: AnyNsqd) -> None:
     nsqd = embedded_nsqd("--msg-timeout=1500ms")
     fill(nsqd, 12)
     with subprocess.Popen(
@@ -127,18 +127,18 @@ def test_after_a_pause_no_message_is_handed_out_twice(embedded_nsqd: AnyNsqd) ->
         wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="the end", timeout_s=10)
         process.terminate()
         ids += process.stdout.read().split()
-    repeated = len(ids) - len({each.strip() for each in ids})
-    assert repeated <= 1  # what was being handled when the process was stopped
+    repeated = len(ids) - len({line.strip() for line in ids})
+    assert repeated <= 1  # the message in a handler when the process was stopped
 
 
-def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Handle) -> None:
+def test_a_message_that_only_expired_is_not_given_up(dialog: Dialog, handle: Handle) -> None:
     """Deliveries 1 to 9 expire in the client while the handler is busy."""
     consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     message_id = conn.new_id()
     for attempts in range(1, 10):
         conn.message(b"x", message_id=message_id, attempts=attempts)
         wait_until(lambda n=attempts: consumer.stats.received == n, what="a delivery")  # type: ignore[misc]
-    is_through = threading.Event()  # the I/O thread, with what it has received
+    is_through = threading.Event()  # the I/O thread has processed all deliveries
     consumer._io.loop.call_soon(is_through.set)
     assert is_through.wait(patience_s(5))
     handled: list[int] = []
@@ -147,18 +147,18 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
     assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
 
 
-def test_a_message_that_no_loop_reached_has_no_attempt(
+def test_a_message_that_no_handler_received_has_no_attempt(
     dialog: Dialog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         consumer_module, "TARGET_HOLD_S", patience_s(5)
-    )  # it takes several at a time
+    )  # it takes several messages at a time
     consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     conn.message(b"x")
     messages = iter(consumer)
     next(messages).finish()
     ids = [conn.new_id() for _ in range(2)]
-    frames = [message_frame(b"x", each, attempts=9, timestamp_ns=1) for each in ids]
+    frames = [message_frame(b"x", message_id, attempts=9, timestamp_ns=1) for message_id in ids]
     conn.send(b"".join(frames))
     next(messages).finish()
     messages.close()  # type: ignore[attr-defined]
@@ -171,14 +171,14 @@ def test_a_message_that_no_loop_reached_has_no_attempt(
 def test_a_late_failure_is_an_attempt(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
-    """The failure counts although nsqd has delivered the message again before."""
+    """The failure counts although nsqd has already redelivered the message."""
     no_backoff = {"max_backoff_duration_s": 0, "more": FINISHING}
     consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=2, **no_backoff)
-    seen: list[int] = []
+    handled: list[int] = []
     begun, again = threading.Event(), threading.Event()
 
     def fail(message: Message) -> bool:
-        seen.append(message.attempts)
+        handled.append(message.attempts)
         begun.set()
         again.wait(patience_s(10))
         return False
@@ -193,10 +193,10 @@ def test_a_late_failure_is_an_attempt(
     conn.skip_to(f"REQ {message_id} 270000")
     conn.message(b"x", message_id=message_id, attempts=4)
     conn.skip_to(f"FIN {message_id}")
-    assert seen == [2]  # given up
+    assert handled == [2]  # given up
 
 
-# -- healthy programs, with the harshest settings: what is given up would be finished -------------
+# -- healthy programs with the harshest settings: giving up would lose finishable messages --------
 
 
 def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +214,10 @@ def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.Mo
         finished.update(message.body for message in held[:] if message.finish())
         return len(finished) == 10
 
-    more = {"options": ClientOptions(max_attempts=1), **FINISHING}
-    with running(nsqd, lambda each: each.run(held.append, auto_answer=False), **more) as consumer:
+    arguments = {"options": ClientOptions(max_attempts=1), **FINISHING}
+    with running(
+        nsqd, lambda each: each.run(held.append, auto_answer=False), **arguments
+    ) as consumer:
         wait_until(came_thrice, what="third deliveries", timeout_s=30)
         assert unfinished(nsqd, TOPIC, CHANNEL) == 10
         wait_until(finish_all, what="the answers", timeout_s=10)
@@ -225,14 +227,16 @@ def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("way", ["handlers", "batches"])
-def test_a_pool_gets_only_what_it_answers_in_time(embedded_nsqd: AnyNsqd, way: str) -> None:
+def test_a_pool_gets_only_messages_that_it_answers_in_time(
+    embedded_nsqd: AnyNsqd, way: str
+) -> None:
     """With all of max_in_flight in its queue, messages would time out repeatedly."""
-    nsqd = embedded_nsqd("--msg-timeout=2s")  # a busy machine may stand still for one
+    nsqd = embedded_nsqd("--msg-timeout=2s")  # a busy machine may stall for one second
     fill(nsqd, 60)
-    seen: collections.Counter[bytes] = collections.Counter()
+    deliveries: collections.Counter[bytes] = collections.Counter()
 
     def slow(message: Message) -> None:
-        seen[message.body] += 1
+        deliveries[message.body] += 1
         time.sleep(0.3)
         message.finish()
 
@@ -246,8 +250,8 @@ def test_a_pool_gets_only_what_it_answers_in_time(embedded_nsqd: AnyNsqd, way: s
 
     with ThreadPoolExecutor(4) as pool, running(nsqd, work):
         wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an end", timeout_s=15)
-    assert len(seen) == 60
-    assert seen.total() <= 60 + 4  # one that stands still for two costs a round
+    assert len(deliveries) == 60
+    assert deliveries.total() <= 60 + 4  # a stall of two seconds costs a round
 
 
 # -- the queue: parts of entries, returned and withdrawn messages ---------------------------------

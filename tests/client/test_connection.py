@@ -56,7 +56,7 @@ def test_a_failed_send_reports_the_reason_that_nsqd_gave(dialog: Dialog) -> None
     (subscription,) = consumer._io.subscriptions
     is_busy, is_gone = threading.Event(), threading.Event()
 
-    def send() -> None:  # before it reads what is there
+    def send() -> None:  # before it reads the pending bytes
         is_busy.set()
         is_gone.wait(patience_s(5))
         subscription.connection.write(b"NOP\n")
@@ -70,7 +70,7 @@ def test_a_failed_send_reports_the_reason_that_nsqd_gave(dialog: Dialog) -> None
     assert "E_INVALID bad" in str(errors[0])
 
 
-# nsqd closes when a process does not run for two of them
+# nsqd closes the connection of a process that is stalled for two intervals
 BEAT_S = min(2.0, max(1.0, patience_s(0.5)))
 
 
@@ -96,8 +96,8 @@ def test_heartbeats_continue_during_a_slow_handler(
 def test_a_silent_peer_is_disconnected(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume) -> None:
     errors: list[NsqError] = []
     proxy = proxy_to(nsqd.tcp_address)
-    more = {"on_error": errors.append}
-    consumer = consume(proxy.address, heartbeat_interval_s=1, read_timeout_s=1, more=more)
+    callbacks = {"on_error": errors.append}
+    consumer = consume(proxy.address, heartbeat_interval_s=1, read_timeout_s=1, more=callbacks)
     wait_until(lambda: consumer.connections, what="a connection")
     proxy.pause(TO_CLIENT)
     silent = f"{proxy.address} was silent for 2 s"
@@ -113,7 +113,7 @@ def test_a_stuck_producer_times_out(nsqd: GoNsqd, proxy_to: ProxyTo, produce: Pr
     times["publish_timeout_s"] = 600
     producer = produce(proxy.address, publish_max_msg_size=1 << 24, **times)
     producer.publish(TOPIC, b"x")
-    time.sleep(1.3)  # longer than the time-out, and than the second in which a loss is noticed
+    time.sleep(1.3)  # longer than the timeout, and than the second in which a loss is noticed
     producer.publish(TOPIC, b"x")
     nsqd.wait_for_log("TCP: new client")
     assert nsqd.log.count("TCP: new client") == 1
@@ -150,8 +150,10 @@ def test_idle_clients_use_no_cpu(
     produce: Produce,
     turns_a_second: Callable[[], float],
 ) -> None:
-    """It took 40 turns a second while a message was unanswered. More was sent than a socket takes
-    at once, and then no longer."""
+    """A regression took 40 iterations a second while a message was unanswered.
+
+    The socket had a write buffer that was full, and then empty.
+    """
     scripted_nsqd.stop_listening()
     consume(scripted_nsqd.address, reconnect_base_s=5, rdy_redistribute_interval_s=5)
     idle = consume(nsqd.tcp_address, rdy_redistribute_interval_s=5)
@@ -163,7 +165,7 @@ def test_idle_clients_use_no_cpu(
         producer.submit("large", [bytes(1 << 20)])
     assert producer.flush(patience_s(10))
     wait_until(lambda: idle.connections, what="a connection")
-    assert turns_a_second() < 32  # those of timers, about 18; one that spins has 10,000
+    assert turns_a_second() < 32  # timers cause about 18 iterations; a busy loop has 10,000
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
@@ -181,15 +183,15 @@ def test_an_ended_compressed_stream_uses_no_cpu(
     consumer = consume(proxy.address, reconnect_base_s=5, reconnect_max_s=5, **options)
     wait_until(lambda: consumer.connections, what="a connection")
     clients = partial(nsqd.channel_stats, TOPIC, CHANNEL)
-    what = "RDY: what the proxy had not read would make its close a reset"
-    wait_until(lambda: any(each["ready_count"] for each in clients()["clients"]), what=what)
+    reason = "RDY: what the proxy had not read would make its close a reset"
+    wait_until(lambda: any(client["ready_count"] for client in clients()["clients"]), what=reason)
     proxy.cut(reset=False)
     wait_until(lambda: errors, what="the loss")
     assert turns_a_second() < 100
     assert "closed the connection" in str(errors[0])
 
 
-# -- answers, errors and wrong peers --------------------------------------------------------------
+# -- answers, errors and invalid peers ------------------------------------------------------------
 
 
 def batch_of(consumer: Consumer) -> Batch:
@@ -231,7 +233,7 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
 def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None:
     """nsqd limits delays, not the client. By default no message is given up."""
     consumer, conn = dialog("RDY 200", max_attempts=3)
-    given: dict[float | None, int] = {
+    delays: dict[float | None, int] = {
         0: 0,
         0.0015: 2,
         3600: 3_600_000,
@@ -239,7 +241,7 @@ def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None
         1e99: 9 * 10**12,
     }
     by_attempts = {1: 90_000, 4: 360_000, 5: 450_000, 60_000: 900_000}
-    cases = [(1, *case) for case in given.items()]
+    cases = [(1, *case) for case in delays.items()]
     cases += [(attempts, None, delay_ms) for attempts, delay_ms in by_attempts.items()]
     message_id = conn.new_id()
     for attempts, delay_s, delay_ms in cases:
@@ -254,9 +256,9 @@ def test_only_one_of_two_simultaneous_answers_counts(in_background: InBackground
 
     class SeenByBoth(dict[bytes, Message]):
         def get(self, *arguments: Any) -> Any:
-            found = super().get(*arguments)
+            message = super().get(*arguments)
             both.wait(patience_s(5))
-            return found
+            return message
 
     message = fake_message()
     message._source.in_flight = SeenByBoth(message._source.in_flight)
@@ -271,9 +273,9 @@ def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consum
     message_id = conn.message(b"x")
     [old] = batch_of(consumer)
     conn.close()
-    scripted_nsqd.accept()  # to ask whether the topic was deleted
+    scripted_nsqd.accept()  # a connection that checks whether the topic was deleted
     again = scripted_nsqd.subscribed()
-    again.take()  # an RDY: the count falls with the time that `old` is held
+    again.take()  # an RDY: the count decreases while `old` is unanswered
     again.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert not old.finish()
@@ -305,9 +307,9 @@ def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) 
 
 HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
 OK_HEAD = b"\x00\x00\x00\x06\x00\x00\x00"
-ANSWERS = {  # to IDENTIFY, and the complaint
-    OK_HEAD + b"\x00{}": "",  # everything at its default: accepted
-    HEARTBEAT + OK_HEAD + b"\x00OK": "",  # as old ones answer
+ANSWERS = {  # response to IDENTIFY -> error message
+    OK_HEAD + b"\x00{}": "",  # all defaults: accepted
+    HEARTBEAT + OK_HEAD + b"\x00OK": "",  # the response of old versions
     OK_HEAD + b"\x00[]": "neither OK nor JSON",
     b"\x00\x00\x00\x0d\x00\x00\x00\x01E_BAD_BOD": "E_BAD_BOD",
     b"\x00\x00\x00\x22\x00\x00\x00\x02" + bytes(30): "message before SUB",
@@ -358,7 +360,7 @@ def test_every_answer_to_identify_is_used_or_reported(
             conn.expect_closed()
 
 
-def test_nsqd_that_hang_delay_no_other(nsqd: GoNsqd, consume: Consume) -> None:
+def test_hanging_nsqd_delay_no_other_nsqd(nsqd: GoNsqd, consume: Consume) -> None:
     with socket.create_server(("", 0), backlog=200) as hanging:
         port = hanging.getsockname()[1]
         addresses = [f"127.0.1.{number}:{port}" for number in range(1, 101)]

@@ -57,7 +57,7 @@ def test_invalid_batches_and_handlers(consume: Consume, in_background: InBackgro
         with pytest.raises(ConfigurationError, match="delay_s must be >= 0"):
             RequeueWithoutBackoff(delay_s)
     with pytest.raises(ConfigurationError, match="the handler is None"):
-        consumer.run(None)  # as of run(handle())
+        consumer.run(None)  # as in run(handle())
     with pytest.raises(ConfigurationError, match="workers must be a whole number >= 1, not 0"):
         consumer.run(lambda message: None, workers=0)
     with pytest.raises(ConfigurationError, match="main thread"):
@@ -127,7 +127,7 @@ def test_on_published_sees_publications_and_may_fail(nsqd: GoNsqd) -> None:
     assert published == [(TOPIC, None)] * 2
 
 
-def test_what_one_nsqd_refuses_by_max_rdy_count_goes_to_the_others(
+def test_messages_above_max_rdy_count_of_one_nsqd_come_from_others(
     go_nsqd: MakeNsqd, consume: Consume
 ) -> None:
     nsqds = [go_nsqd(*flags) for flags in (["-max-rdy-count=7"], [], [])]
@@ -156,10 +156,10 @@ def test_is_starved_when_max_in_flight_is_unanswered(nsqd: GoNsqd, consume: Cons
         consumer.set_max_in_flight(-1)
 
 
-def test_single_answers_do_not_wait_to_be_joined(
+def test_single_answers_are_sent_immediately(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If each answer waited for a second, this would take minutes."""
+    """The test would take minutes if each answer waited for a second."""
     monkeypatch.setattr(consumer_io, "COLLECT_S", 1.0)
     fill(nsqd, 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
@@ -185,7 +185,7 @@ def test_consumer_health(nsqd: GoNsqd, consume: Consume) -> None:
 
 
 def test_producer_health(scripted_nsqd: ScriptedNsqd, dead_address: str, produce: Produce) -> None:
-    producer = produce([scripted_nsqd.address, dead_address])  # what hangs waits aside
+    producer = produce([scripted_nsqd.address, dead_address])  # with a second address, a hanging nsqd is set aside
     assert producer.health() == ProducerHealth([], 0, 0.0, None)
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()
@@ -255,7 +255,7 @@ def test_async_handlers_are_refused(consume: Consume, handler: Callable[[Message
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("work", [handle_async, generate, generate_async, lambda message: Future()])
-def test_a_handler_that_returns_pending_work_finishes_nothing(
+def test_a_handler_that_returns_pending_work_finishes_no_message(
     nsqd: GoNsqd, consume: Consume, workers: int, work: Callable[[Message], object]
 ) -> None:
     fill(nsqd, 20)
@@ -269,15 +269,15 @@ def test_a_handler_that_returns_pending_work_finishes_nothing(
 def test_a_long_handler_keeps_its_message_with_auto_touch(
     embedded_nsqd: AnyNsqd, consume: Consume, in_background: InBackground
 ) -> None:
-    """On the embedded nsqd, which scans a new channel for timeouts immediately."""
+    """Use the embedded nsqd, which scans a new channel for timeouts immediately."""
     nsqd = embedded_nsqd("--msg-timeout=2s")
     fill(nsqd, 1)
-    seen: list[int] = []
+    attempts: list[int] = []
 
     def handler(message: Message) -> None:
-        seen.append(message.attempts)
-        if len(seen) == 1:
-            time.sleep(2.8)  # longer than that, and less than twice the time
+        attempts.append(message.attempts)
+        if len(attempts) == 1:
+            time.sleep(2.8)  # longer than msg_timeout, and less than twice as long
 
     consumer = consume(nsqd.tcp_address)
     in_background(consumer.run, handler, auto_touch=True)
@@ -285,7 +285,7 @@ def test_a_long_handler_keeps_its_message_with_auto_touch(
     assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
-# -- batches by size and time, as a bulk inserter wants them --------------------------------------
+# -- batches by size and time, as for bulk inserts ------------------------------------------------
 
 
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
@@ -298,7 +298,7 @@ def make_consumer(*servers: Nsqd) -> Consumer:
 
 @pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
 def test_batches_have_the_requested_size(go_nsqd: MakeNsqd, msg_timeout: str) -> None:
-    """Also if handling a batch takes longer than `COLLECT_SHARE` of msg_timeout."""
+    """Sizes are kept if a batch takes longer than `COLLECT_SHARE` of msg_timeout."""
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
     fill(nsqd, 1500)
     sizes = list[int]()
@@ -310,18 +310,20 @@ def test_batches_have_the_requested_size(go_nsqd: MakeNsqd, msg_timeout: str) ->
             if sum(sizes) >= 1500:
                 break
         assert consumer.stats.late == consumer.stats.expired == 0
-    assert sizes == [500] * 3 or (msg_timeout == "4s" and sum(sizes) == 1500)  # a second to gather
+    assert sizes == [500] * 3 or (
+        msg_timeout == "4s" and sum(sizes) == 1500
+    )  # one second to collect
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
 @pytest.mark.parametrize("late", ["set_batch_size", "_hand_over"])
 def test_a_late_batch_is_complete(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
-    """Also if the I/O thread is late to learn its size, or to hand over counted messages."""
-    usual = getattr(Delivery, late)
+    """The I/O thread may learn its size late, or deliver counted messages late."""
+    original = getattr(Delivery, late)
 
     def later(*arguments: Any) -> None:
         time.sleep(5 * COLLECT_CHECK_S)
-        usual(*arguments)
+        original(*arguments)
 
     monkeypatch.setattr(Delivery, late, later)
     fill(nsqd, 500)

@@ -43,7 +43,7 @@ def test_a_missing_topic_is_not_an_error(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-def test_nsqlookupd_that_refuse_or_hang_delay_no_other(
+def test_failing_and_hanging_nsqlookupd_delay_no_other_nsqlookupd(
     deaf_address: str, scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, consume: Consume
 ) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
@@ -54,7 +54,7 @@ def test_nsqlookupd_that_refuse_or_hang_delay_no_other(
     options = {"lookupd_poll_timeout_s": patience_s(0.5), "fail_fast": True}
     consumer = consume(lookupd=[*bad, *(lookupd.address for lookupd in lookupds)], **options)
     assert set(consumer.connections) == {nsqd.tcp_address for nsqd in nsqds}
-    wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="another round")
+    wait_until(lambda: all(len(lookupd.requests) > 1 for lookupd in lookupds), what="another round")
     assert consumer.stop(timeout_s=patience_s(2))
     with pytest.raises(ConnectionFailed):
         consume(lookupd=bad, **options)
@@ -97,7 +97,7 @@ def test_a_name_is_resolved_each_time(consume: Consume, monkeypatch: pytest.Monk
         second.accept()
 
 
-# -- what nsqlookupd answers, and when it is asked -------------------------------------------------
+# -- responses of nsqlookupd, and the times of lookups ---------------------------------------------
 
 
 GOOD = {"broadcast_address": "good", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
@@ -120,14 +120,16 @@ NEXT_BEST = {"broadcast_address": "", "hostname": ""}
     ],
     ids=str,
 )
-def test_an_invalid_producer_hides_no_other(changes: dict[str, object], host: str) -> None:
+def test_an_invalid_producer_hides_no_other_producer(changes: dict[str, object], host: str) -> None:
     producers = [PRODUCER | changes, GOOD, None, 1, "x", [], {}]
-    found = decode_lookup({"channels": ["c"], "producers": producers}, "url", HTTPAccess()).nsqd
-    assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
+    addresses = decode_lookup({"channels": ["c"], "producers": producers}, "url", HTTPAccess()).nsqd
+    assert set(addresses) == {Address(name, 4150) for name in ("good", host) if name}
 
 
-def test_delays_are_drawn_and_early_rounds_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An nsqd that flaps must not cause a lookup every second."""
+def test_lookup_delays_are_random_and_early_lookups_are_spaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flapping nsqd must not cause a lookup every second."""
     monkeypatch.setattr(discovery_module.thread_pool, "run", lambda *_: None)
     loop, rounds = Mock(), [1000.0]
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
@@ -152,7 +154,7 @@ def test_the_secret_goes_to_nsqlookupd_only_on_request() -> None:
     access = http_access(replace(options, lookupd_authorization=True), ["http://a:1"])
     assert (access.bearer, access.auth_requires_tls, access.tls) == ("s", True, None)
     assert not http_access(ClientOptions(auth_requires_tls=False), []).auth_requires_tls
-    # a context for TLS is made when an address needs one
+    # a TLS context is made if an address needs it
     assert http_access(ClientOptions(), ["https://a:1"]).tls is not None
     assert http_access(ClientOptions(), ["http://a:1"], {"b": "https://c:1"}).tls is not None
 
@@ -163,7 +165,7 @@ PATIENT = {"reconnect_base_s": 3600, "reconnect_max_s": 3600}
 def test_a_consumer_reconnects_to_its_nsqd(
     nsqd: GoNsqd, consume: Consume, handle: Handle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A regression would take the first delay between attempts, which is an hour here."""
+    """A regression would wait for the first delay between attempts, which is an hour here."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"before")
     bodies: list[bytes] = []
@@ -171,7 +173,7 @@ def test_a_consumer_reconnects_to_its_nsqd(
     handle(consumer, lambda m: bodies.append(m.body))
     wait_until(lambda: bodies == [b"before"], what="a message")
     nsqd.stop()
-    # it is looked for while it is away: one that is there by then may have deleted the channel
+    # attempts begin before nsqd is back: an nsqd that answers then may have deleted the channel
     wait_until(lambda: "connection refused" in caplog.text, what="an attempt meanwhile")
     with socket.create_server(parse_address(nsqd.tcp_address)) as other:
         other.settimeout(patience_s(20))
@@ -182,7 +184,7 @@ def test_a_consumer_reconnects_to_its_nsqd(
 
 
 def know_http_port(nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the usual distance between nsqd's ports."""
+    """Replace the usual difference of nsqd's ports by that of this nsqd."""
     tcp, http = parse_address(nsqd.tcp_address), parse_address(nsqd.http_address)
     monkeypatch.setattr(connecting, "HTTP_PORT_OFFSET", http.port - tcp.port)
 
@@ -206,7 +208,7 @@ def test_a_cut_connection_of_a_healthy_nsqd_costs_no_delay(
 
 @pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize("what", ["topic", "channel"])
-def test_a_deleted_topic_or_channel_is_waited_for(
+def test_a_consumer_waits_for_a_deleted_topic_or_channel(
     any_nsqd: AnyNsqd,
     consume: Consume,
     monkeypatch: pytest.MonkeyPatch,
@@ -214,20 +216,20 @@ def test_a_deleted_topic_or_channel_is_waited_for(
     is_given: bool,
 ) -> None:
     nsqd = any_nsqd()
-    given: dict[str, Any] = {"_nsqd_http_addresses": ["other:4151", nsqd.http_address]}
+    http_addresses: dict[str, Any] = {"_nsqd_http_addresses": ["other:4151", nsqd.http_address]}
     if not is_given:
         know_http_port(nsqd, monkeypatch)
-    monkeypatch.setattr(connecting, "UPTIME_MARGIN_S", -600.0)  # as if nsqd had run for long
+    monkeypatch.setattr(connecting, "UPTIME_MARGIN_S", -600.0)  # as if nsqd had run for a long time
     nsqd.publish(TOPIC, b"before")
-    more = given if is_given else {}
-    consumer = consume(nsqd.tcp_address, more=more)  # it tries again after 0.05 s
+    arguments = http_addresses if is_given else {}
+    consumer = consume(nsqd.tcp_address, more=arguments)  # it retries after 0.05 s
     take(consumer, 1)[0].finish()
     (dialer,) = consumer._io.dialers.values()
     nsqd.post(f"/{what}/delete", topic=TOPIC, channel=CHANNEL)
     wait_until(lambda: f"{what} " in str(dialer.errors), what="a look")
-    time.sleep(0.3)  # several more
+    time.sleep(0.3)  # several more attempts
     topics = nsqd.stats()["topics"]
-    assert [each["channels"] for each in topics] == ([] if what == "topic" else [[]])
+    assert [entry["channels"] for entry in topics] == ([] if what == "topic" else [[]])
     if what == "topic":
         nsqd.publish(TOPIC, b"again")
     else:
@@ -248,7 +250,7 @@ def test_a_deleted_topic_or_channel_is_not_recreated_immediately(
     nsqd.post(f"/{what}/delete", topic=TOPIC, channel=CHANNEL)
     wait_until(lambda: "ended the connection, and is running" in caplog.text, what="the look")
     topics = nsqd.stats()["topics"]
-    assert [each["channels"] for each in topics] == ([] if what == "topic" else [[]])
+    assert [entry["channels"] for entry in topics] == ([] if what == "topic" else [[]])
 
 
 def test_topics_are_found_and_share_the_limit(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd) -> None:
@@ -264,9 +266,9 @@ def test_topics_are_found_and_share_the_limit(nsqlookupd: MakeLookupd, go_nsqd: 
         topics, CHANNEL, lookupd_http_addresses=lookupd.http_address, options=options
     ) as consumer:
         addresses = sorted(nsqd.tcp_address for nsqd in nsqds)
-        found = dict.fromkeys(topics, addresses)
+        expected = dict.fromkeys(topics, addresses)
         wait_until(
-            lambda: {k: sorted(v) for k, v in consumer.connections_by_topic().items()} == found,
+            lambda: {k: sorted(v) for k, v in consumer.connections_by_topic().items()} == expected,
             what="both nsqd for both topics",
         )
         assert sorted(consumer.connections) == addresses
@@ -274,16 +276,16 @@ def test_topics_are_found_and_share_the_limit(nsqlookupd: MakeLookupd, go_nsqd: 
             assert message.body.startswith(message.topic.encode())
             if not len(bodies) % 20:
                 stats = [nsqd.channel_stats(topic, CHANNEL) for nsqd, topic in channels]
-                assert sum(each["in_flight_count"] for each in stats) <= 8
+                assert sum(entry["in_flight_count"] for entry in stats) <= 8
             bodies.append(message.body)
             message.finish()
             if len(bodies) == 200:
                 break
-    assert {bodies.count(body) for body in bodies} == {2}  # of the two nsqd
+    assert {bodies.count(body) for body in bodies} == {2}  # one from each of the two nsqd
     assert {unfinished(nsqd, topic, CHANNEL) for nsqd, topic in channels} == {0}
 
 
-# -- when addresses are tried again, on a clock that the test turns -------------------------------
+# -- delays of reconnects, on a simulated clock ---------------------------------------------------
 
 
 DIRECT = Address("direct", 4150)
@@ -315,74 +317,74 @@ def test_direct_addresses_wait_8_to_120_seconds_less_a_tenth_at_most(
 
 
 def test_a_proven_connection_resets_the_delays() -> None:
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
-    known.failed(DIRECT, 0)
-    known.take_due(8)
-    assert known.failed(DIRECT, 9) == 16
-    known.take_due(25)
-    known.failed(DIRECT, 30, was_proven=True)
-    known.take_due(30)
-    assert known.failed(DIRECT, 30) == 8
-    known = known_nsqd(DIRECT)
-    known.take_due(0)
+    nsqds = known_nsqd(DIRECT)
+    nsqds.take_due(0)
+    nsqds.failed(DIRECT, 0)
+    nsqds.take_due(8)
+    assert nsqds.failed(DIRECT, 9) == 16
+    nsqds.take_due(25)
+    nsqds.failed(DIRECT, 30, was_proven=True)
+    nsqds.take_due(30)
+    assert nsqds.failed(DIRECT, 30) == 8
+    nsqds = known_nsqd(DIRECT)
+    nsqds.take_due(0)
     now, delays = 1000.0, []
-    assert known.failed(DIRECT, now, was_proven=True) == 0
-    assert known.take_due(now) == [DIRECT]
-    assert known[DIRECT].was_just_lost
-    delays.append(known.failed(DIRECT, now, is_unreachable=True))
+    assert nsqds.failed(DIRECT, now, was_proven=True) == 0
+    assert nsqds.take_due(now) == [DIRECT]
+    assert nsqds[DIRECT].was_just_lost
+    delays.append(nsqds.failed(DIRECT, now, is_unreachable=True))
     for _ in range(8):
         now += delays[-1]
-        assert known.take_due(now) == [DIRECT]
-        assert not known[DIRECT].was_just_lost
-        delays.append(known.failed(DIRECT, now))
+        assert nsqds.take_due(now) == [DIRECT]
+        assert not nsqds[DIRECT].was_just_lost
+        delays.append(nsqds.failed(DIRECT, now))
     assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
 
 
 def test_a_listed_nsqd_is_tried_after_1_2_4_seconds() -> None:
-    known = known_nsqd()
+    nsqds = known_nsqd()
     tries = []
     now = 0.0
     while now < 16:
-        known.listed([FOUND], now)  # lookups that never stop listing it
-        if known.take_due(now):
+        nsqds.listed([FOUND], now)  # lookups that never stop listing it
+        if nsqds.take_due(now):
             tries.append(now)
-            known.failed(FOUND, now)
+            nsqds.failed(FOUND, now)
         now += 0.25
     assert tries == [0, 1, 3, 7, 15]
-    known = known_nsqd(DIRECT)
+    nsqds = known_nsqd(DIRECT)
     for number in range(100):
-        known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
-        for address in known.take_due(number * 100.0):
-            known.failed(address, number * 100.0)
-    assert len(known._nsqds) == 2
-    known.listed([], 20_000)
-    assert len(known._nsqds) == 1
-    for interval_s in (0.01, 60):  # that of lookups is the longest
+        nsqds.listed([Address(f"pod-{number}", 4150)], number * 100.0)
+        for address in nsqds.take_due(number * 100.0):
+            nsqds.failed(address, number * 100.0)
+    assert len(nsqds._nsqds) == 2
+    nsqds.listed([], 20_000)
+    assert len(nsqds._nsqds) == 1
+    for interval_s in (0.01, 60):  # the interval of lookups is the longest delay
         options = ClientOptions(lookupd_poll_interval_s=interval_s)
-        known = KnownNsqd([], 0.0, options)
-        known.listed([FOUND], 0)
-        known.take_due(0)
-        assert max(known.failed(FOUND, 0) for _ in range(20)) == interval_s
+        nsqds = KnownNsqd([], 0.0, options)
+        nsqds.listed([FOUND], 0)
+        nsqds.take_due(0)
+        assert max(nsqds.failed(FOUND, 0) for _ in range(20)) == interval_s
 
 
-def test_of_too_many_listed_nsqd_some_are_drawn() -> None:
-    known = KnownNsqd([DIRECT], 0.0, ClientOptions(max_discovered_nsqd=10))
+def test_a_sample_of_too_many_listed_nsqd_is_used() -> None:
+    nsqds = KnownNsqd([DIRECT], 0.0, ClientOptions(max_discovered_nsqd=10))
     many = [Address(f"n{number:02}", 4150) for number in range(50)]
-    assert known.listed(many[:5], 0) == 0
-    first = set(known.take_due(0))
-    assert known.listed(many, 1) == 40
-    second = set(known.take_due(1))
+    assert nsqds.listed(many[:5], 0) == 0
+    first = set(nsqds.take_due(0))
+    assert nsqds.listed(many, 1) == 40
+    second = set(nsqds.take_due(1))
     assert first == {DIRECT, *many[:5]}
     assert len(second) == 5
     for address in second:
-        known.failed(address, 2)
+        nsqds.failed(address, 2)
     drawn = set[Address]()
     for now in range(10, 200, 10):
-        known.listed(many, now)
-        taken = known.take_due(now)
-        drawn.update(taken)
-        assert len(taken) == 5
-        for address in taken:
-            known.failed(address, now)
-    assert len(drawn) > 30  # nobody is kept out for good
+        nsqds.listed(many, now)
+        due = nsqds.take_due(now)
+        drawn.update(due)
+        assert len(due) == 5
+        for address in due:
+            nsqds.failed(address, now)
+    assert len(drawn) > 30  # no nsqd is excluded forever

@@ -18,7 +18,7 @@ from nsqtools.client.consumer_io import Stopping
 
 
 def left(nsqd: GoNsqd) -> tuple[int, int]:
-    """Return the depth, and the messages in flight."""
+    """Return the depth and the number of messages in flight."""
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     return stats["depth"], stats["in_flight_count"]
 
@@ -33,10 +33,12 @@ def test_closing_loses_no_finish(nsqd: GoNsqd, consume: Consume, count: int) -> 
     assert left(nsqd) == (1000 - count, 0)
 
 
-def test_an_unanswered_message_is_waited_for_and_requeued(nsqd: GoNsqd, consume: Consume) -> None:
+def test_a_stop_waits_for_an_unanswered_message_and_requeues_it(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
     fill(nsqd, 1)
     consumer = consume(nsqd.tcp_address, started=False, drain_timeout_s=0.3)
-    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []  # which starts it
+    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []  # next_batch starts the consumer
     assert consumer.stop(timeout_s=patience_s(5))
     assert not message.finish()
     assert left(nsqd) == (1, 0)
@@ -63,15 +65,15 @@ def test_a_stop_inside_a_loop_ends_it(
                 stop(message)
 
     in_background(work).result(patience_s(5))
-    assert stopped == [place == "loop"]  # whose message is answered
+    assert stopped == [place == "loop"]  # the message of the loop is answered
     assert consumer.stop(timeout_s=patience_s(5))
     assert left(nsqd) == (99, 0)
 
 
 def test_stops_before_the_start_and_connection(unreachable_address: str, consume: Consume) -> None:
-    before = set(Path("/proc/self/fd").iterdir())
+    descriptors = set(Path("/proc/self/fd").iterdir())
     consumer = consume("127.0.0.1:1", started=False)
-    assert set(Path("/proc/self/fd").iterdir()) <= before
+    assert set(Path("/proc/self/fd").iterdir()) <= descriptors
     assert consumer.stop()
     consumer.start()
     assert list(consumer) == []
@@ -130,7 +132,7 @@ def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume:
     scripted_nsqd.subscribed("RDY 1").close()
     wait_until(lambda: not consumer.connections, what="the loss")
     assert consumer.stop(timeout_s=patience_s(5))
-    with suppress(AssertionError):  # it may have connected again before the stop
+    with suppress(AssertionError):  # it may have reconnected before the stop
         scripted_nsqd.accept(timeout_s=0.01).close()
     with pytest.raises(AssertionError, match="no connection"):
         scripted_nsqd.accept(timeout_s=0.4)
@@ -144,7 +146,7 @@ def test_fail_fast_raises_the_first_error(
     caplog: pytest.LogCaptureFixture,
     is_started: bool,
 ) -> None:
-    consumer = consume(dead_address, started=is_started)  # as by ``with``
+    consumer = consume(dead_address, started=is_started)  # as in a with statement
     with pytest.raises(ConnectionFailed, match=f"cannot connect to {dead_address}") as caught:
         consumer.start(fail_fast=True)
     assert caught.value.hint
@@ -156,7 +158,9 @@ def test_fail_fast_raises_the_first_error(
     assert f"cannot connect to {dead_address}" in caplog.text
 
 
-def test_several_start_at_once(unreachable_address: str, nsqd: GoNsqd, consume: Consume) -> None:
+def test_several_topics_start_concurrently(
+    unreachable_address: str, nsqd: GoNsqd, consume: Consume
+) -> None:
     """One after the other, twenty topics would take 100 s if an nsqd dropped packets."""
     first = consume(unreachable_address, started=False, dial_timeout_s=0.5)
     second = consume(nsqd.tcp_address, started=False)
@@ -183,7 +187,7 @@ def test_a_failure_of_several_consumers_is_logged_once(
 
 
 @pytest.mark.parametrize("is_worker", [False, True])
-def test_a_handler_thread_that_dies_ends_the_others(
+def test_a_handler_thread_that_dies_ends_the_other_threads(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, is_worker: bool
 ) -> None:
     fill(nsqd, 50)
@@ -192,7 +196,7 @@ def test_a_handler_thread_that_dies_ends_the_others(
 
     def interrupt(message: Message) -> None:
         if threading.current_thread().name.startswith("nsq-worker") is not is_worker:
-            was_interrupted.wait(patience_s(5))  # so that the next batch is for the other thread
+            was_interrupted.wait(patience_s(5))  # so that the other thread gets the next batch
         else:
             was_interrupted.set()
             raise SystemExit
@@ -206,15 +210,15 @@ def test_a_handler_thread_that_dies_ends_the_others(
 
 
 def steps(moments: dict[float, str]) -> list[str]:
-    """Each step of a stop that began at 100, with the changes before it."""
+    """The steps of a stop that began at 100, each after the change at its time."""
     stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
     connection = Mock(saw_close_wait=False, is_drained=False)
-    said = []
+    names = []
     for now, news in moments.items():
         if news:
             setattr(connection, news, True)
-        said.append(stopping.next_step(connection, now))
-    return said
+        names.append(stopping.next_step(connection, now))
+    return names
 
 
 def test_steps_of_a_stop() -> None:
@@ -227,7 +231,7 @@ def test_steps_of_a_stop() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
     connection = Mock(saw_close_wait=True, is_drained=True)
     assert stopping.next_change(100) == 101  # without CLOSE_WAIT a second is enough
-    assert stopping.next_step(connection, 110) == "wait"  # for stragglers
+    assert stopping.next_step(connection, 110) == "wait"  # for late messages
     quiet_at = stopping.next_change(110)
     assert 110 < quiet_at < 111
     assert stopping.next_step(connection, quiet_at) == "shutdown"

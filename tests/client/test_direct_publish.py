@@ -1,4 +1,4 @@
-"""Publishing on the calling thread: the connection is lent, and comes back whatever happens."""
+"""Publishing on the calling thread: the connection is lent, and always returned."""
 
 import os
 import socket
@@ -29,12 +29,12 @@ from nsqtools.protocol.frames import OK_FRAME
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine answers late, and the I/O thread would take over."""
+    """Raise limits, because on a late answer of a busy machine the I/O thread would take over."""
     monkeypatch.setattr(direct_publish, "MAX_WAIT_MS", 500)
 
 
 def lend(producer: Producer) -> Producer:
-    """Publish alone until the connection is lent."""
+    """Publish from one thread until the connection is lent."""
 
     for _ in range(LEND_AFTER):
         producer.publish(TOPIC, b"alone")
@@ -49,7 +49,7 @@ def lend(producer: Producer) -> Producer:
 
 @pytest.fixture
 def lent(scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground) -> Any:
-    """A producer with a lent connection, and nsqd's end of it."""
+    """A producer with a lent connection, and nsqd's end of the connection."""
     producer = produce(scripted_nsqd.address)
     warm_up = in_background(lambda: [producer.publish(TOPIC, b"x") for _ in range(LEND_AFTER)])
     conn = scripted_nsqd.identified(f"PUB {TOPIC}")
@@ -69,18 +69,18 @@ def test_a_lone_publisher_leaves_the_io_thread_asleep(nsqd: GoNsqd, produce: Pro
     producer = lend(produce(nsqd.tcp_address))
     direct = producer._io.direct
     assert direct is not None
-    before = direct.exchanges
+    exchanges = direct.exchanges
     for _ in range(20):
         producer.publish(TOPIC, b"x")
     producer.publish_deferred(TOPIC, b"x", 1)
-    assert direct.exchanges - before == 21
+    assert direct.exchanges - exchanges == 21
     assert producer.health().under_way == 0
 
 
 def test_submits_of_a_thread_are_not_overtaken(nsqd: GoNsqd, produce: Produce) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     producer = lend(produce(nsqd.tcp_address))
-    before = nsqd.topic_stats(TOPIC)["message_count"]
+    count = nsqd.topic_stats(TOPIC)["message_count"]
     for number in range(200):
         producer.submit("other", [b"%d" % number])
         producer.publish("other", b"%d" % number)
@@ -93,7 +93,7 @@ def test_submits_of_a_thread_are_not_overtaken(nsqd: GoNsqd, produce: Produce) -
             if len(bodies) == 400:
                 break
     assert bodies == [b"%d" % (number // 2) for number in range(400)]
-    assert nsqd.topic_stats(TOPIC)["message_count"] == before
+    assert nsqd.topic_stats(TOPIC)["message_count"] == count
 
 
 def test_an_answer_behind_a_heartbeat_counts(lent: Lent, in_background: InBackground) -> None:
@@ -137,7 +137,7 @@ def test_an_unused_connection_answers_heartbeats(lent: Lent) -> None:
     conn.expect("NOP")
 
 
-def test_a_cut_between_publishes_is_noticed_before_the_next(
+def test_a_cut_between_publishes_is_noticed_before_the_next_one(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce
 ) -> None:
     proxy = proxy_to(nsqd.tcp_address)
@@ -164,12 +164,12 @@ def interrupting(handle: Callable[[], None], steps: Steps) -> Iterator[None]:
             handle()
         return trace
 
-    before = sys.gettrace()
+    tracer = sys.gettrace()
     sys.settrace(trace)
     try:
         yield
     finally:
-        sys.settrace(before)
+        sys.settrace(tracer)
 
 
 @pytest.fixture
@@ -199,9 +199,9 @@ def test_a_handler_may_use_the_producer_at_every_step(nsqd: GoNsqd, produce: Pro
         while not is_complete:
             while (direct := producer._io.direct) is None:
                 publish()
-            before = len(steps), direct.exchanges
+            counts = len(steps), direct.exchanges
             publish()
-            is_complete = before[0] == len(steps) and before[1] < direct.exchanges
+            is_complete = counts[0] == len(steps) and counts[1] < direct.exchanges
     assert len(steps) > 100
     assert unfinished(nsqd, TOPIC, CHANNEL) == published
 
@@ -221,7 +221,7 @@ def test_a_handler_may_raise_at_every_step(nsqd: GoNsqd, produce: Produce) -> No
         try:
             with interrupting(interrupt, steps):
                 producer.publish(TOPIC, b"x")
-            # On a busy machine the connection may have been taken back before.
+            # On a busy machine the connection may have been taken back already.
             is_complete = direct is not None and direct.exchanges > exchanges
         except KeyboardInterrupt:
             pass

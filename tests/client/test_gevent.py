@@ -42,7 +42,7 @@ def post(port: int, count: int) -> set[int]:
     return statuses
 
 
-def test_gunicorn_with_gevent_publishes_from_an_application_that_it_preloads(
+def test_gunicorn_with_gevent_publishes_from_a_preloaded_application(
     go_nsqd: MakeNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
@@ -97,7 +97,7 @@ def test_consumers_and_producers_work_in_greenlets_after_a_late_patch(go_nsqd: M
     )
 
 
-def test_a_waiter_that_fails_leaves_no_other_publication_unsettled(
+def test_a_failing_waiter_leaves_no_other_publication_unsettled(
     nsqd: GoNsqd, produce: Produce, caplog: pytest.LogCaptureFixture
 ) -> None:
     class BrokenWaiter:

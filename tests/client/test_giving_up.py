@@ -48,7 +48,7 @@ def test_on_giving_up_takes_a_message_by_returning_true(
     policy: Policy, outcome: object, answer: str
 ) -> None:
     batch: Any = fake_batch([b"x", b"y"])
-    on_giving_up = Mock(side_effect=[outcome] * 2)  # an exception is raised
+    on_giving_up = Mock(side_effect=[outcome] * 2)  # side_effect raises an exception
     giving_up(policy, on=on_giving_up).give_up(batch)
     assert [message.answers for message in batch] == [[answer]] * 2
     assert on_giving_up.call_args_list == [call(message) for message in batch]
@@ -62,7 +62,7 @@ def test_on_giving_up_takes_a_message_by_returning_true(
         ("published", "give_up"),
         ("failed", "requeue"),
         ("refused", "requeue"),
-        ("taken", "give_up"),  # by the callback, and published nowhere
+        ("taken", "give_up"),  # the callback took it, so it is not published
     ],
 )
 def test_a_dead_letter_is_finished_when_confirmed(fate: str, answer: str) -> None:
@@ -79,13 +79,13 @@ def test_a_dead_letter_is_finished_when_confirmed(fate: str, answer: str) -> Non
     assert not any(message.has_backoff for message in batch)
     assert producer.published == [Published("clicks.dead", b"x")] * (2 * (fate == "published"))
     with patch.object(producer, "stop", side_effect=lambda timeout_s: dead_letters.stop()) as stop:
-        dead_letters.stop()  # and a signal handler once more, while this waits
+        dead_letters.stop()  # a signal handler stops again during the wait
     stop.assert_called_once()
 
 
 def test_a_stop_waits_for_dead_letters() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", dead_letter="dead")
-    with patch.object(consumer._giving_up, "give_up"):  # they are under way
+    with patch.object(consumer._giving_up, "give_up"):  # the messages are being given up
         consumer._io.delivery.give_up(fake_batch([b"x"]))
     assert consumer.stop()
 
@@ -97,11 +97,11 @@ DISCOUNTED = ["discount"] * 3
 @pytest.mark.parametrize(
     ("keeps", "events", "verdicts"),
     [
-        # No handler here has requeued it: it is not given up where that would lose it.
+        # No handler of this consumer has requeued it, so it is not given up if this would lose it.
         (False, [], {6: "deliver", 12: "deliver", 65535: "deliver"}),
         (True, [], {5: "deliver", 6: "isolate", 7: "isolate", 8: "give up"}),
         (False, ["fail"], {1: "deliver", 5: "deliver", 6: "give up"}),
-        # Deliveries that ended without an answer of a handler are subtracted.
+        # Deliveries that ended without an answer of a handler do not count.
         (True, ["discount"], {6: "deliver", 8: "isolate"}),
         (True, ["discount", "fail"], {6: "deliver", 7: "give up"}),
         (False, DISCOUNTED, {100: "deliver"}),
@@ -143,7 +143,7 @@ def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     assert verdicts == ["deliver", "give up", "give up"]
 
 
-# -- a message that kills its process, which is started again whenever it died --------------------
+# -- a message that kills its process, which is restarted after each death ------------------------
 
 
 MAX_ATTEMPTS = 2
@@ -154,15 +154,15 @@ COUNT, WAYS = 40, ("pool", "asyncio", "batches")
     ("how", "poisoned"),
     [
         ("threads", [20]),
-        *(slow("threads", each) for each in ([0], [10, 30])),
+        *(slow("threads", poisoned) for poisoned in ([0], [10, 30])),
         *(slow(how, [20]) for how in WAYS),
     ],
 )
 def test_only_the_poison_reaches_the_dead_letters(
     how: str, poisoned: list[int], embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
-    """On the embedded nsqd, which scans a new channel for timeouts immediately."""
-    # what expires while it waits comes once more, which the next process takes for a try
+    """Use the embedded nsqd, which scans a new channel for timeouts immediately."""
+    # a pending message that expires is redelivered, which the next process counts as an attempt
     nsqd = embedded_nsqd(f"--msg-timeout={max(1.0, patience_s(0.3)):.1f}s")
     nsqd.create_channel(TOPIC, CHANNEL)
     bodies = [b"order %d" % number for number in range(COUNT)]
@@ -170,10 +170,10 @@ def test_only_the_poison_reaches_the_dead_letters(
         bodies[number] = b"poison %d" % number
     for body in bodies:
         nsqd.publish(TOPIC, body)
-    more = {"dead_letter": "dead", "options": {"max_attempts": MAX_ATTEMPTS}}
+    arguments = {"dead_letter": "dead", "options": {"max_attempts": MAX_ATTEMPTS}}
     deaths = 0
     while unfinished(nsqd, TOPIC, CHANNEL):
-        worker = start_worker(tmp_path, how, 8, 0.01, [nsqd.tcp_address], **more)
+        worker = start_worker(tmp_path, how, 8, 0.01, [nsqd.tcp_address], **arguments)
         try:
             wait_until(
                 lambda: worker.poll() is not None or not unfinished(nsqd, TOPIC, CHANNEL),  # noqa: B023
@@ -188,7 +188,7 @@ def test_only_the_poison_reaches_the_dead_letters(
     handled = set((tmp_path / "handled").read_bytes().splitlines())
     dead = bodies_in(nsqd, "dead", nsqd.depth("dead"))
     assert handled.union(dead) == set(bodies)
-    if len(poisoned) == 1:  # of several that come together, those between them may go with them
+    if len(poisoned) == 1:  # messages between several poisoned ones may be given up with them
         assert dead == [b"poison %d" % poisoned[0]]
 
 
@@ -197,8 +197,8 @@ def test_a_dead_letter_may_be_large(go_nsqd: MakeNsqd, consume: Consume, handle:
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, bytes(2_000_000))
     quick: dict[str, Any] = {"default_requeue_delay_s": 0.0, "max_backoff_duration_s": 0.0}
-    more = {"dead_letter": "dead"}
-    consumer = consume(nsqd.tcp_address, max_attempts=1, more=more, **quick)
+    arguments = {"dead_letter": "dead"}
+    consumer = consume(nsqd.tcp_address, max_attempts=1, more=arguments, **quick)
     handle(consumer, lambda message: False)
     wait_until(lambda: consumer.stats.given_up == 1, what="the dead letter")
     assert nsqd.depth("dead") == 1
@@ -208,16 +208,16 @@ def test_a_hanging_handler_delays_suspects_briefly(go_nsqd: MakeNsqd) -> None:
     nsqd = go_nsqd("-msg-timeout=4s")
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"came too often")
-    seen: list[bytes] = []
+    handled: list[bytes] = []
     release = threading.Event()
 
     def handle(message: Message) -> None:
-        seen.append(message.body)
+        handled.append(message.body)
         if message.body == b"hangs":
             release.wait(patience_s(30))
 
-    more = {"nsqd_tcp_addresses": nsqd.tcp_address, "options": ClientOptions(max_attempts=1)}
-    consumer = Consumer(TOPIC, CHANNEL, dead_letter="dead", **more)
+    arguments = {"nsqd_tcp_addresses": nsqd.tcp_address, "options": ClientOptions(max_attempts=1)}
+    consumer = Consumer(TOPIC, CHANNEL, dead_letter="dead", **arguments)
     thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 3})
     try:
         with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as other:
@@ -225,12 +225,12 @@ def test_a_hanging_handler_delays_suspects_briefly(go_nsqd: MakeNsqd) -> None:
             other.set_max_in_flight(0)
             thread.start()
             nsqd.publish(TOPIC, b"hangs")
-            wait_until(lambda: seen == [b"hangs"], what="the handler to hang")
-        wait_until(lambda: b"came too often" in seen, what="the other one", timeout_s=3)
+            wait_until(lambda: handled == [b"hangs"], what="the handler to hang")
+        wait_until(lambda: b"came too often" in handled, what="the other one", timeout_s=3)
         nsqd.publish(TOPIC, b"usual")
-        wait_until(lambda: b"usual" in seen, what="things to go on as usual", timeout_s=3)
+        wait_until(lambda: b"usual" in handled, what="things to go on as usual", timeout_s=3)
     finally:
         release.set()
         consumer.abort()
         thread.join(patience_s(10))
-    assert seen.count(b"came too often") == 1
+    assert handled.count(b"came too often") == 1

@@ -1,6 +1,6 @@
-"""The programs of nsq-python(7) that run until a signal: each against a real nsqd, to its end.
+"""The programs of nsq-python(7) that run until a signal, each with a real nsqd.
 
-What the guide promises of them is checked here; tests/test_readme.py runs the others.
+The tests check the promises of the guide; tests/test_readme.py runs the other programs.
 """
 
 import io
@@ -47,7 +47,7 @@ def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
 
 @contextmanager
 def running(program: str, directory: Path) -> Iterator[None]:
-    """Run a program until the block ends; SIGTERM must end it well."""
+    """Run a program during the block; at SIGTERM it must exit successfully."""
     output, command = directory / "output", [sys.executable, "-c", program]
     with ExitStack() as cleanup, output.open("wb") as file:
         process = subprocess.Popen(command, cwd=directory, stdout=file, stderr=file)
@@ -118,12 +118,12 @@ def test_the_web_application_of_the_guide(nsqd: GoNsqd) -> None:
     heading = "Publish from a web request"
     unreachable = {"nsqd-2:4150": "127.0.0.1:1", "timeout_s=2": f"timeout_s={patience_s(2)}"}
     exec(program_of(heading, nsqd, **unreachable), names)
-    said: list[str] = []
+    statuses: list[str] = []
 
     def request(body: bytes) -> str:
         environ = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-        names["application"](environ, lambda status, headers: said.append(status))
-        return said[-1]
+        names["application"](environ, lambda status, headers: statuses.append(status))
+        return statuses[-1]
 
     try:
         assert request(b"order 42") == "202 Accepted"

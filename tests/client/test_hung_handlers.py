@@ -1,4 +1,4 @@
-"""A handler that hangs costs one worker, which keeps the redeliveries of its message."""
+"""A handler that hangs blocks one worker, which keeps the redeliveries of its message."""
 
 import asyncio
 import threading
@@ -23,12 +23,12 @@ WAYS = ["run", "for", "batches", "aio.run", "aio.for", "aio.batches"]
 
 
 class Program:
-    """Two workers in one of the `WAYS`. A message named ``hang...`` blocks its worker."""
+    """Two workers, started in a way of `WAYS`. A message named ``hang...`` blocks its worker."""
 
     def __init__(self, way: str, address: str, workers: int = 2, **options: Any) -> None:
         self.begun: Counter[bytes] = Counter()
         self.release = threading.Event()
-        self.error: Exception | None = None  # what a handler raises when it is released
+        self.error: Exception | None = None  # raised by a handler when it is released
         kind, _, self._way = way.rpartition(".")
         make = aio.Consumer if kind else Consumer
         settings = ClientOptions(**{"max_in_flight": 10, "max_attempts": 2, **options})
@@ -120,8 +120,8 @@ def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd,
         message_id = hang(program, conn)
         for attempts in range(2, 6):
             redeliver(program, conn, message_id, attempts)
-        other = conn.message(b"other")
-        conn.skip_to(f"FIN {other}")
+        other_id = conn.message(b"other")
+        conn.skip_to(f"FIN {other_id}")
         [overdue] = program.consumer.health().overdue
         assert (overdue.id, overdue.attempts) == (message_id, 5)
         assert program.consumer.health().in_flight == 1
@@ -133,10 +133,10 @@ def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd,
 
 
 @pytest.mark.parametrize("way", ["run", "for", "aio.run", "aio.for"])
-def test_messages_behind_a_handler_that_hangs_go_to_the_other_worker(
+def test_messages_behind_a_hanging_handler_go_to_the_other_worker(
     embedded_nsqd: AnyNsqd, way: str
 ) -> None:
-    """Also if the worker was fast before, and has therefore taken several at a time."""
+    """The worker was fast before, so it has taken several messages at a time."""
     nsqd = embedded_nsqd()
     nsqd.create_channel(TOPIC, CHANNEL)
     fast, others = [b"%d" % number for number in range(40)], [b"a", b"b", b"c"]
@@ -150,10 +150,10 @@ def test_messages_behind_a_handler_that_hangs_go_to_the_other_worker(
 
 
 @pytest.mark.parametrize("way", ["for", "aio.for"])
-def test_messages_behind_the_only_handler_return_to_nsqd_when_it_hangs(
+def test_messages_behind_the_only_handler_are_requeued_if_it_hangs(
     scripted_nsqd: ScriptedNsqd, way: str
 ) -> None:
-    """Other consumers of the channel get them, when half of msg_timeout has passed."""
+    """Other consumers of the channel get them after half of msg_timeout."""
     with running(way, scripted_nsqd.address, workers=1) as program:
         conn = scripted_nsqd.accept()
         conn.subscribe(TOPIC, CHANNEL, msg_timeout=round(patience_s(2) * 1000))
@@ -176,18 +176,18 @@ def test_messages_behind_the_only_handler_return_to_nsqd_when_it_hangs(
 def test_a_redelivery_on_another_connection_waits_as_well(
     scripted_nsqd: ScriptedNsqd, way: str
 ) -> None:
-    """Also with attempts of 1, because a killed nsqd has lost the count."""
+    """The redelivery may have attempts of 1, because a killed nsqd has lost the count."""
     with running(way, scripted_nsqd.address, reconnect_base_s=0.01) as program:
         conn = scripted_nsqd.subscribed("RDY 1")
         message_id = hang(program, conn)
         for attempts in (1, 2):
             conn.close()
-            scripted_nsqd.accept()  # to ask whether the topic was deleted
+            scripted_nsqd.accept()  # a connection that checks whether the topic was deleted
             conn = scripted_nsqd.subscribed()
             conn.take("RDY")
             redeliver(program, conn, message_id, attempts)
-        other = conn.message(b"other", message_id="f" * 16)
-        conn.skip_to(f"FIN {other}")
+        other_id = conn.message(b"other", message_id="f" * 16)
+        conn.skip_to(f"FIN {other_id}")
         program.release.set()
         conn.skip_to(f"FIN {message_id}")
         assert program.begun == {b"hang": 1, b"other": 1}
@@ -234,7 +234,7 @@ def test_without_a_free_worker_no_message_is_requested(
 
 @pytest.mark.parametrize("way", ["run", "aio.run"])
 def test_messages_expire_behind_a_hanging_handler(quick_nsqd: EmbeddedServer, way: str) -> None:
-    """No redelivery replaced it, because no worker was free. Another consumer may have it."""
+    """Without a free worker no redelivery replaces them. Another consumer may have got them."""
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"0")
@@ -243,8 +243,8 @@ def test_messages_expire_behind_a_hanging_handler(quick_nsqd: EmbeddedServer, wa
         nsqd.publish(TOPIC, *[b"%d" % number for number in range(1, 60)], b"hang", *[b"behind"] * 9)
         wait_until(lambda: program.consumer.health().overdue, what="the message to be overdue")
         wait_until(lambda: program.consumer._io.rdy.max_in_flight == 0, what="RDY 0")
-        rest = bodies_in(nsqd, TOPIC, 9, CHANNEL)
-        assert rest.count(b"behind") >= 8
+        returned = bodies_in(nsqd, TOPIC, 9, CHANNEL)
+        assert returned.count(b"behind") >= 8
         program.release.set()
         wait_until(lambda: not program.consumer.health().overdue, what="the end of its handler")
         assert program.begun[b"behind"] <= 1

@@ -42,7 +42,7 @@ class Simulation:
         self._free = 1 if kind == "collector" else count
         self._handler_s, self._jitter = handler_s, jitter
         self._random = random.Random(seed)
-        self._in_flight: list[float] = []  # when they came
+        self._in_flight: list[float] = []  # times of arrival
         self._waiting: list[float] = []
         self._coming = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -101,7 +101,9 @@ class Simulation:
     def _tick(self) -> None:
         self.limit.advance_clock(self.now, len(self._in_flight))
         if self.kind == "threads":
-            for came in [each for each in self._waiting if self.now - each > EXPIRED_SHARE]:
+            for came in [
+                arrival for arrival in self._waiting if self.now - arrival > EXPIRED_SHARE
+            ]:
                 self._waiting.remove(came)
                 self._in_flight.remove(came)
                 self.expired += 1
@@ -112,7 +114,9 @@ class Simulation:
 
     def _adapt(self) -> None:
         waits, came = self.kind == "threads" and bool(self._waiting), self._in_flight
-        self.limit.adapt(len(came), lambda: sum(self.now - each for each in came), is_pending=waits)
+        self.limit.adapt(
+            len(came), lambda: sum(self.now - arrival for arrival in came), is_pending=waits
+        )
         self._request()
 
 
@@ -154,7 +158,7 @@ def test_one_round_reaches_the_fixed_point_of_the_law(handler_s: float) -> None:
 def test_a_collector_gets_its_batches(count: int, handler_s: float) -> None:
     simulated = Simulation("collector", count, handler_s, 0.1, 1)
     simulated.run(10 * count)
-    assert simulated.late <= count  # of the first batch
+    assert simulated.late <= count  # only messages of the first batch
     took_s = simulated.run(30 * count)
     assert took_s < 20 * handler_s * 1.5 + 1
 
@@ -162,7 +166,7 @@ def test_a_collector_gets_its_batches(count: int, handler_s: float) -> None:
 @pytest.mark.parametrize(
     ("iterators", "is_starved", "in_flight", "expected"),
     [
-        (1, True, None, {0: 8, 1: 64, 2: 200}),  # a collector has everything within a second
+        (1, True, None, {0: 8, 1: 64, 2: 200}),  # a collector has all messages within a second
         (1, False, None, {33: 1}),  # a busy iterator has one
         (4, False, 1, {0: 1, 20: 1, 38: 4}),  # the first message hangs
     ],
@@ -170,16 +174,16 @@ def test_a_collector_gets_its_batches(count: int, handler_s: float) -> None:
 def test_growth_without_an_answer(
     iterators: int, is_starved: bool, in_flight: int | None, expected: dict[int, int]
 ) -> None:
-    limit = InFlightLimit(ClientOptions())  # of a msg_timeout of 60 s
+    limit = InFlightLimit(ClientOptions())  # with a msg_timeout of 60 s
     limit.connections, limit.iterators, limit.is_busy = 1, iterators, True
-    seen = []
+    limits = []
     for tick in range(1, 40):
         count = in_flight or limit.current
         limit.advance_clock(MAX_TICK_S * tick, count)
         limit.sample(count, is_starved=is_starved)
         limit.adapt(count, lambda: 0.0, is_pending=False)
-        seen.append(limit.current)
-    assert {at: seen[at] for at in expected} == expected
+        limits.append(limit.current)
+    assert {at: limits[at] for at in expected} == expected
 
 
 def test_the_limit_follows_the_speed_of_handlers() -> None:
@@ -195,7 +199,7 @@ def test_the_limit_follows_the_speed_of_handlers() -> None:
     ("rate", "connections", "least", "most"),
     [(20_000, 1, 500, 1000), (20_000, 1000, 2500, 2500), (100, 1, 1, 5), (100, 1000, 20, 50)],
 )
-def test_pending_messages_may_be_more_while_they_wait_briefly(
+def test_more_messages_may_be_pending_while_they_wait_briefly(
     rate: int, connections: int, least: int, most: int
 ) -> None:
     limit, now = InFlightLimit(ClientOptions(max_in_flight=2500)), 0.0
@@ -210,7 +214,7 @@ def test_pending_messages_may_be_more_while_they_wait_briefly(
     assert least <= limit.current <= most
 
 
-def test_handlers_that_stand_still_for_a_moment_are_not_slow() -> None:
+def test_a_brief_stall_of_handlers_does_not_count_as_slow() -> None:
     limit = InFlightLimit(ClientOptions(max_in_flight=2500))
     limit.iterators, limit.is_busy = 1, True
     limit.answered(1)
@@ -238,15 +242,15 @@ def test_the_first_message_is_alone_until_its_answer() -> None:
 def test_each_connection_may_have_a_message_while_handlers_are_idle() -> None:
     limit = InFlightLimit(ClientOptions(max_in_flight=150))
     limit.connections, limit.iterators = 200, 1
-    assert limit.current == 200 // 20  # RDY goes round in two seconds
+    assert limit.current == 200 // 20  # RDY rotates through all connections in two seconds
     limit.iterators = 0
-    assert limit.current == 150  # of who takes batches
+    assert limit.current == 150  # for a consumer of batches
     limit.iterators = 1
     limit.answered(1)
     limit.is_busy = True
     assert limit.current == 1
     limit.is_busy = False
-    assert limit.current == 10  # as it is not known to be quick
+    assert limit.current == 10  # because it is not known to be fast
     limit.was_used = True
     limit.advance_clock(1.0, 1)
     limit.adapt(0, lambda: 0.0, is_pending=False)
@@ -262,11 +266,11 @@ def test_timeouts_with_handlers_halve_the_limit_once_in_a_timeout() -> None:
         counts.append(limit.current)
     assert counts == [100, 100, 100, 50, 25]
     limit.timed_out(limit.current // 2, 180)
-    assert limit.current == 25  # not the many did that
+    assert limit.current == 25  # many timeouts do not halve it repeatedly
 
 
 def test_a_pause_leaves_the_limit_as_it_was() -> None:
-    """A regression lowered it to 0 for good, which ended the I/O thread."""
+    """A regression lowered it to 0 permanently, which ended the I/O thread."""
     limit = InFlightLimit(ClientOptions())
     limit.is_busy = limit.was_used = True
     limit._law = 8
@@ -282,13 +286,13 @@ def test_a_pause_leaves_the_limit_as_it_was() -> None:
     assert limit.current == 8
 
 
-# -- max_in_flight_bytes: what large messages may cost, on real servers ----------------------------
+# -- max_in_flight_bytes: the memory for large messages, on real servers ---------------------------
 
 
 LARGE = 500_000
 
 
-def test_large_messages_are_few_at_a_time(any_nsqd: AnyNsqd, in_background: InBackground) -> None:
+def test_few_large_messages_are_in_flight(any_nsqd: AnyNsqd, in_background: InBackground) -> None:
     servers = [any_nsqd() for _ in range(3)]
     for nsqd in servers:
         nsqd.create_channel(TOPIC, CHANNEL)
@@ -306,7 +310,7 @@ def test_large_messages_are_few_at_a_time(any_nsqd: AnyNsqd, in_background: InBa
     running = in_background(consumer.run, lambda _: in_flight.append(consumer._io.rdy.in_flight))
     try:
         wait_until(lambda: len(in_flight) == 3 * 6 * 8, what="the large ones", timeout_s=20)
-        assert max(in_flight) <= 2 * 10  # of 200
+        assert max(in_flight) <= 2 * 10  # instead of 200
         assert delivery.in_flight_limit.current <= 10
         wait_until(has_all_of_200, what="all of 200 again")
     finally:

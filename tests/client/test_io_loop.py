@@ -114,21 +114,21 @@ def test_a_message_after_a_long_idle_time_arrives_immediately(
     assert consumer.stats.expired == 0
 
 
-# -- the loop by itself ---------------------------------------------------------------------------
+# -- the loop alone -------------------------------------------------------------------------------
 
 
 def test_periodic_calls_of_members_share_iterations() -> None:
     """A thousand members must not wake the thread a thousand times a second."""
-    made: list[float] = []
+    calls: list[float] = []
     members = [LoopMember("test", lambda: None, lambda: None) for _ in range(20)]
-    for one in members:
-        one.start(partial(one.call_every, 0.2, lambda: made.append(time.monotonic())))
+    for member in members:
+        member.start(partial(member.call_every, 0.2, lambda: calls.append(time.monotonic())))
         time.sleep(0.005)
-    wait_until(lambda: len(made) >= 100, what="calls")
-    for one in members:
-        one.call_soon(one.stop)
-        assert one.join(patience_s(5))
-    assert len({round(at, 1) for at in made}) <= len(made) / 10
+    wait_until(lambda: len(calls) >= 100, what="calls")
+    for member in members:
+        member.call_soon(member.stop)
+        assert member.join(patience_s(5))
+    assert len({round(at, 1) for at in calls}) <= len(calls) / 10
     # also where the next multiple is rounded down to now: the thread would make no other call
     assert all(next_multiple(at, interval_s) > at for at, interval_s in [(1e3, 0.1), (1000.8, 0.3)])
 
@@ -138,12 +138,12 @@ def test_members_join_while_others_end(in_background: InBackground) -> None:
 
     def come_and_go() -> None:
         for _ in range(200):
-            one = LoopMember("passer-by", lambda: None, sys.exit)
-            one.start(one.stop)
-            assert one.join(patience_s(10))
+            member = LoopMember("passer-by", lambda: None, sys.exit)
+            member.start(member.stop)
+            assert member.join(patience_s(10))
 
-    for each in [in_background(come_and_go) for _ in range(4)]:
-        each.result(patience_s(60))
+    for future in [in_background(come_and_go) for _ in range(4)]:
+        future.result(patience_s(60))
     running = threading.enumerate
     wait_until(lambda: sum(t.name == "nsq-io" for t in running()) <= 1, what="threads end")
 
@@ -164,23 +164,26 @@ def test_a_stopped_member_keeps_no_later_member_alive(
         message = next(iter(consumer))
         message.finish()
     later = [weakref.ref(stopped_producer()) for _ in range(5)]
-    # the thread of the last one may just be ending
-    wait_until(lambda: gc.collect() + 1 and not any(each() for each in later), what="all are gone")
+    # the thread of the last producer may just be ending
+    wait_until(
+        lambda: gc.collect() + 1 and not any(reference() for reference in later),
+        what="all are gone",
+    )
     assert isinstance(message._source, Subscription)
     ended = producer._io.loop.io_thread, consumer._io.loop.io_thread
-    assert not any([*(each.buffer for each in ended), message._source.connection._buffer])
+    assert not any([*(thread.buffer for thread in ended), message._source.connection._buffer])
 
 
 def test_the_thread_wakes_after_an_interrupted_wake_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have set timers
-    one = LoopMember("one", lambda: None, lambda: None)
-    one.start(lambda: None)
-    wait_until(lambda: one.io_thread._asleep and not one.io_thread._due, what="sleep")
-    one.io_thread._asleep = False  # what is done first, to send a byte only once
-    one.call_soon(one.stop)
-    assert one.join(patience_s(5))
+    member = LoopMember("one", lambda: None, lambda: None)
+    member.start(lambda: None)
+    wait_until(lambda: member.io_thread._asleep and not member.io_thread._due, what="sleep")
+    member.io_thread._asleep = False  # the first step, so that only one byte is sent
+    member.call_soon(member.stop)
+    assert member.join(patience_s(5))
 
 
 NOBODY = LoopMember("nobody", lambda: None, lambda: None)
@@ -246,7 +249,7 @@ def test_without_threads_work_fails(
     loop, outcomes = LoopMember("x", lambda: None, lambda: None), list[object]()
     background.run(loop, "x", lambda: None, outcomes.append)
     loop.take_turn()
-    assert [str(each) for each in outcomes] == ["cannot reach x (can't start new thread)"]
+    assert [str(outcome) for outcome in outcomes] == ["cannot reach x (can't start new thread)"]
     assert not background._queue
     consumer = consume(scripted_nsqd.address, started=False)
     begun = Mock(wraps=consumer._io._begin)

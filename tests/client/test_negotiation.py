@@ -1,6 +1,6 @@
 """TLS, compression and AUTH, and the order in which a connection gets them.
 
-nsqd gives five seconds for the handshake, which starts at once: there is no state to test.
+nsqd allows five seconds for the handshake, which starts immediately, so there is no state to test.
 """
 
 import logging
@@ -70,7 +70,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", connect)
 
 
-# -- what comes with the answer to IDENTIFY -----------------------------------------------------
+# -- bytes behind the response to IDENTIFY ------------------------------------------------------
 
 
 def compressed_ok(compression: str) -> bytes:
@@ -110,9 +110,9 @@ def test_large_publishes_in_small_pieces(
     body = random.Random(1).randbytes(1 << 20)
     tls_nsqd.create_channel(TOPIC, CHANNEL)
     producer = produce(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
-    sent = [producer.submit(TOPIC, [body]) for _ in range(3)]
-    sent += [producer.submit(TOPIC, [b"small"]) for _ in range(10)]
-    for publication in sent:
+    publications = [producer.submit(TOPIC, [body]) for _ in range(3)]
+    publications += [producer.submit(TOPIC, [b"small"]) for _ in range(10)]
+    for publication in publications:
         publication.wait(patience_s(10))
     consumer = consume(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
     received: list[bytes] = []
@@ -153,7 +153,7 @@ def test_sockets_are_read_and_written_by_one_thread(
     assert used == {("send_ready", "nsq-io"), ("receive_ready", "nsq-io")}
 
 
-# -- TLS that must not be -----------------------------------------------------------------------
+# -- TLS that must be refused -------------------------------------------------------------------
 
 
 def test_a_required_client_certificate(
@@ -163,7 +163,7 @@ def test_a_required_client_certificate(
     nsqd = go_nsqd(*certificates.server.nsqd_flags, *required)
     files: dict[str, Any] = {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
     old = ssl.create_default_context(cafile=certificates.ca)
-    old.maximum_version = ssl.TLSVersion.TLSv1_2  # which has no alert for it
+    old.maximum_version = ssl.TLSVersion.TLSv1_2  # TLS 1.2 has no alert for it
     for options, reason in ((files, "certificate"), ({"ssl_context": old}, "handshake failure")):
         with pytest.raises(errors.TLSError, match=reason) as caught:
             open_to(nsqd.tcp_address, **options)
@@ -191,7 +191,7 @@ def test_an_unverified_certificate_is_refused(
     open_to(nsqd.tcp_address, tls_v1=True, tls_insecure_skip_verify=True).close()
 
 
-def test_without_tls_the_secret_is_not_sent(
+def test_the_secret_is_not_sent_without_tls(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground
 ) -> None:
     opening = in_background(open_to, scripted_nsqd.address, tls_v1=True, auth_secret="hush")
@@ -253,7 +253,7 @@ def test_auth_servers_may_hang_until_one_answers(
     assert consume(go_nsqd(*slow).tcp_address, **options).connections
 
 
-# -- whom to trust: an announcement is only a claim ------------------------------------------------
+# -- trust: an announcement is only a claim --------------------------------------------------------
 
 
 WARNING = "the auth secret goes in plain text to"
@@ -267,9 +267,9 @@ def test_a_secret_in_plain_text_to_an_announced_nsqd_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "_exposed_to", [])
-    with ScriptedNsqd() as given:
-        consume(given.address, auth_secret="hush")
-        given.identified(auth_required=True).expect("AUTH")
+    with ScriptedNsqd() as configured:
+        consume(configured.address, auth_secret="hush")
+        configured.identified(auth_required=True).expect("AUTH")
     lookupd = scripted_lookupd()
     lookupd.list_nsqd(scripted_nsqd.address)
     consume(lookupd=lookupd.address, auth_secret="hush")
@@ -326,10 +326,10 @@ def test_only_pinned_certificates_are_accepted(
     colons = ":".join(pin[at : at + 2] for at in range(0, 64, 2)).upper()
     open_to(address, tls_v1=True, tls_pin_sha256=f"{other} {pin}", **trusted).close()
     unverified: dict[str, Any] = {"tls_v1": True, "tls_insecure_skip_verify": True}
-    open_to(address, tls_pin_sha256=colons, **unverified).close()  # it is all that is verified
+    open_to(address, tls_pin_sha256=colons, **unverified).close()  # only the pin is verified
     with pytest.raises(errors.TLSError, match=f"its SHA-256 is {pin}, which is not pinned"):
         open_to(address, tls_pin_sha256=other, **unverified)
-    with pytest.raises(errors.TLSError, match="not acceptable"):  # it replaces nothing
+    with pytest.raises(errors.TLSError, match="not acceptable"):  # a pin replaces no verification
         open_to(address, tls_v1=True, tls_pin_sha256=pin)
     url = f"https://{tls_nsqd.https_address}"
     refusal = pytest.raises(errors.TLSError, match="is not pinned")
@@ -340,7 +340,7 @@ def test_only_pinned_certificates_are_accepted(
 
 
 def own_context(certificates: Certificates) -> ssl.SSLContext:
-    """A context that no option can make, with its authority from a text."""
+    """A context that options cannot make, because its authority is not a file."""
     context = ssl.create_default_context(cadata=certificates.ca.read_text())
     context.load_cert_chain(certificates.client.cert, certificates.client.key)
     return context
@@ -371,7 +371,7 @@ def test_a_refused_default_output_buffer_timeout_is_dropped(
         assert caplog.text.count("using its own default") == 1
 
 
-def test_a_consumer_says_which_option_nsqd_refuses(any_nsqd: AnyNsqd) -> None:
+def test_a_consumer_reports_the_option_that_nsqd_refuses(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("--min-output-buffer-timeout=100ms")
     options = ClientOptions(output_buffer_timeout_s=0.025)
     consumer = Consumer(TOPIC, "c", nsqd_tcp_addresses=[nsqd.tcp_address], options=options)

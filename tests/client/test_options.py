@@ -16,7 +16,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.commands import decode_identify
 from nsqtools.protocol.option_names import OPTION_OF_FLAG
 
-# What go-nsq 1.1.0 knows and we take under another name or not at all.
+# Options of go-nsq 1.1.0 that have another name here or do not exist.
 GO_NSQ_NAMES = """
 dial_timeout read_timeout write_timeout local_addr lookupd_poll_interval lookupd_poll_jitter
 max_requeue_delay default_requeue_delay backoff_strategy max_backoff_duration
@@ -86,13 +86,13 @@ def test_an_invalid_value_is_refused_with_a_hint(name: str, text: str) -> None:
         ("lookupd_poll_jitter", (1.1,), (1,)),
         ("backoff_multiplier_s", (float("nan"),), (0,)),
         ("local_addr", ("a:b",), ("",)),
-        # nor what cannot be
+        # invalid types are refused as well
         ("max_in_flight", (2.5, "10"), (0,)),
         ("msg_timeout_s", (None,), (2.5,)),
         ("auth_secret", (b"bytes",), ("text",)),
         ("tls_pin_sha256", ("abc",), ("",)),
         ("ssl_context", ("ca.pem",), (None,)),
-        *((name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")),  # without the other
+        *((name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")),  # one of them alone
     ],
 )
 def test_values_that_nsqd_would_refuse_are_refused(
@@ -111,18 +111,18 @@ def test_contradicting_options_are_refused() -> None:
     for change in (*wrong, {"snappy": True, "deflate": True}):
         with pytest.raises(ConfigurationError):
             replace(ClientOptions(), **change)
-    ClientOptions(output_buffer_timeout_s=-1, output_buffer_size=-1)  # nothing waits for more
+    ClientOptions(output_buffer_timeout_s=-1, output_buffer_size=-1)  # -1 disables buffering
     assert "hush" not in repr(ClientOptions(auth_secret="hush"))
 
 
 def test_identify_leaves_defaults_to_nsqd() -> None:
     options = ClientOptions(client_id="me", hostname="me.example", heartbeat_interval_s=-1)
-    asked = json.loads(identify_body(options))
-    assert (asked["client_id"], asked["hostname"]) == ("me", "me.example")
-    assert (asked["heartbeat_interval"], asked["output_buffer_timeout"]) == (-1, 25)
+    fields = json.loads(identify_body(options))
+    assert (fields["client_id"], fields["hostname"]) == ("me", "me.example")
+    assert (fields["heartbeat_interval"], fields["output_buffer_timeout"]) == (-1, 25)
     decided = identify_body(replace(options, msg_timeout_s=2, deflate=True, sample_rate=5))
-    more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
-    assert json.loads(decided) == asked | more
+    changes = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
+    assert json.loads(decided) == fields | changes
     assert decode_identify(decided).msg_timeout == 2000  # nsqd's side
 
 

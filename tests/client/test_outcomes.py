@@ -36,18 +36,18 @@ from nsqtools.publish import publisher as publishing
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 from nsqtools.testing import fake_batch
 
-# what is answered later is unknown, which is true
+# a later answer makes the outcome unknown, which is true
 HASTY = replace(OPTIONS, publish_max_body_size=60, publish_timeout_s=0.3)
 
-# -- a peer that does all that an nsqd and a network may do ---------------------------------------
+# -- a peer with all possible behavior of an nsqd and a network -----------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one publish: how many of its messages are stored, and what is said.
+    """The fate of one publish: the number of stored messages, and the response.
 
-    ``stored`` counts from the first; ``reply`` None is no answer. After anything but OK the
-    connection is closed, or reset.
+    ``stored`` counts from the first message; ``reply`` None is no response. After any response
+    except OK the connection is closed, or reset.
     """
 
     stored: int
@@ -105,7 +105,9 @@ class FickleNsqd:
             return True
         bodies = bodies_of(command.line, command.body)
         step = self._steps.pop(0) if self._steps else Step(99, "OK")
-        if name == "MPUB" or step.reply != FULL:  # of one nsqd has it or not, and says so
+        if (
+            name == "MPUB" or step.reply != FULL
+        ):  # a single message is stored or refused, and nsqd reports it
             self.stored.update(bodies[: step.stored])
         if step.reply == "OK":
             connection.ok()
@@ -163,7 +165,7 @@ def test_outcomes_of_a_producer_are_true(
         parts = failure.outcomes if failure is not None else [None] * len(many)
         for body, error in zip(many, parts, strict=True):
             assert_true(stored, body, error)
-            assert_true(stored, body, failure)  # what its class says is true of each
+            assert_true(stored, body, failure)  # the class of the error is true for each message
 
 
 @settings(max_examples=examples(25))
@@ -235,34 +237,34 @@ def test_a_forwarder_finishes_only_stored_messages(steps: list[Step], then_gone:
             dispatcher.process_outcomes(now)
             dispatcher.tick(now)
         dispatcher.drain(0.1, lambda: None)
-    assert stored.issuperset(each.body for each in batch if each.answers == ["finish"])
+    assert stored.issuperset(message.body for message in batch if message.answers == ["finish"])
     assert all(message.is_answered for message in batch)
 
 
-# -- what may be stored ---------------------------------------------------------------------------
+# -- messages that may be stored ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ends_by", ["retry_timeout_s", "timeout_s", "stop"])
 def test_a_publish_that_may_be_stored_never_ends_as_not_sent(
     scripted_nsqd: ScriptedNsqd, produce: Produce, ends_by: str
 ) -> None:
-    """The answer is lost, and then nobody listens until the timeout or a stop."""
+    """The answer is lost, and then all connects fail until the timeout or a stop."""
     retry_timeout_s = 0.3 if ends_by == "retry_timeout_s" else 60
-    more = {"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
-    producer = produce(scripted_nsqd.address, more=more)
+    policy = {"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
+    producer = produce(scripted_nsqd.address, more=policy)
     timeout_s = patience_s(0.3) if ends_by == "timeout_s" else None
     began = time.monotonic()
-    sent = producer.submit(TOPIC, [b"pay"], timeout_s=timeout_s)
+    submitted = producer.submit(TOPIC, [b"pay"], timeout_s=timeout_s)
     connection = scripted_nsqd.identified(f"PUB {TOPIC}")
     scripted_nsqd.stop_listening()
     connection.close()
     producer.stop(0.3 if ends_by == "stop" else patience_s(10))
     with pytest.raises(PublishUnknown, match="an earlier attempt may have been stored"):
-        sent.wait()
+        submitted.wait()
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
+def test_a_partly_stored_batch_is_unknown_and_not_split(
     go_nsqd: MakeNsqd, small_disk: Path, produce: Produce
 ) -> None:
     nsqd = go_nsqd("-mem-queue-size=0", f"-data-path={small_disk}")
@@ -270,18 +272,18 @@ def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
     with pytest.raises(PublishUnknown, match="E_MPUB_FAILED"):
         producer.publish_many(TOPIC, [b"x" * 1000] * 100)
     assert 0 < nsqd.depth(TOPIC) < 100
-    before = nsqd.depth(TOPIC)
-    with pytest.raises(PublishRejected, match="E_PUB_FAILED"):  # one message is there, or not
+    depth = nsqd.depth(TOPIC)
+    with pytest.raises(PublishRejected, match="E_PUB_FAILED"):  # a single message is stored, or not
         producer.publish(TOPIC, b"x" * 10_000)
-    assert nsqd.depth(TOPIC) == before
+    assert nsqd.depth(TOPIC) == depth
 
 
-def test_a_batch_stored_in_part_is_retried_one_by_one(
+def test_a_partly_stored_batch_is_retried_one_by_one(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     """Otherwise each retry would store its first messages again while the disk has little room."""
     producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
-    sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
+    submitted = producer.submit(TOPIC, [b"a", b"b", b"c"])
     connection = scripted_nsqd.identified(f"MPUB {TOPIC}")
     connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
     connection.close()
@@ -289,7 +291,7 @@ def test_a_batch_stored_in_part_is_retried_one_by_one(
     for body in (b"a", b"b", b"c"):
         assert connection.expect(f"PUB {TOPIC}").body == body
         connection.ok()
-    sent.wait(patience_s(10))
+    submitted.wait(patience_s(10))
     assert producer.repeated == 3
 
 
@@ -308,7 +310,7 @@ def test_meaning_of_the_error_codes_of_nsqd() -> None:
     assert (large.fate, large.may_split) == (Fate.REFUSED, True)
 
 
-def test_the_error_of_parts_has_the_outcome_of_each_message(
+def test_the_error_of_a_split_batch_has_the_outcome_of_each_message(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address, publish_max_body_size=60, max_outstanding=1)
@@ -321,12 +323,12 @@ def test_the_error_of_parts_has_the_outcome_of_each_message(
     connection.close()
     error = done.exception(patience_s(10))
     assert isinstance(error, PublishUnknown)
-    kinds = [type(each) for each in error.outcomes]
+    kinds = [type(outcome) for outcome in error.outcomes]
     assert kinds == [type(None)] * 5 + [PublishUnknown] * 5 + [PublishNotSent] * 5
     assert str(error).startswith("of 15 messages 5 confirmed, 5 unknown, 5 not sent: ")
 
 
-# -- publications: futures, and which of those that wait are joined -------------------------------
+# -- publications: futures, and joining of pending publications -----------------------------------
 
 
 LINGER_S = 2.0
@@ -339,8 +341,8 @@ def publication(*bodies: bytes, at: float = 10, defer_s: float | None = None) ->
 
 def queue_of(*publications: PendingPublication, linger_s: float = LINGER_S) -> PublishQueue:
     queue = PublishQueue(linger_s=linger_s, max_body_size=mpub_size(()) + ROOM)
-    for each in publications:
-        queue.add(each)
+    for item in publications:
+        queue.add(item)
     return queue
 
 
@@ -354,22 +356,25 @@ def test_only_joinable_publications_linger() -> None:
         assert queue
         waits = queue.joinable.get("clicks", []), list(queue.single), queue.take_single()
         assert waits == (([made], [], None) if made is one else ([], [made], made))
-    assert list(queue_of(one, several).single) == [one, several]  # of one topic, in their order
+    assert list(queue_of(one, several).single) == [
+        one,
+        several,
+    ]  # publications of one topic, in their order
     queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
     for number in range(MAX_JOINED - 1):
         queue.add(publication(b"x", at=10 + number))
     assert [queue.remaining_linger_s("clicks", now) for now in (10, 11.5, 12, 13)] == [2, 0.5, 0, 0]
     for _ in range(2):
         queue.add(publication(b"x"))
-    assert queue.remaining_linger_s("clicks", 11.5) == 0.0  # there is no room for more
+    assert queue.remaining_linger_s("clicks", 11.5) == 0.0  # the group is full
     assert list(map(len, queue.take_groups("clicks"))) == [MAX_JOINED, 1]
 
 
 def test_settled_publications_leave_the_queue() -> None:
-    gone = [publication(b"x"), publication(b"x", b"y")]
-    for each in gone:
-        each.settle(None)
-    assert not queue_of(*gone)
+    settled = [publication(b"x"), publication(b"x", b"y")]
+    for item in settled:
+        item.settle(None)
+    assert not queue_of(*settled)
     late, joined, last = publication(b"a", b"b"), publication(b"c"), publication(b"d", b"e")
     queue = queue_of(late, last, joined)
     late.settle(None)
@@ -381,9 +386,9 @@ def test_settled_publications_leave_the_queue() -> None:
     assert list(queue.take_groups("clicks")) == []
     assert queue.take_single() is last
     assert not queue
-    whole = publication(b"0", b"1")
-    whole.may_be_stored = True
-    assert [half.may_be_stored for half in Parts(whole).split(whole, 1)] == [True, True]
+    batch = publication(b"0", b"1")
+    batch.may_be_stored = True
+    assert [half.may_be_stored for half in Parts(batch).split(batch, 1)] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -391,25 +396,25 @@ def test_settled_publications_leave_the_queue() -> None:
     [
         ([46, 46], [2]),  # with four bytes of length each, they fill a body
         ([46, 47], [1, 1]),
-        ([200, 1, 1], [1, 2]),  # too large for any: nsqd is to say so, of it alone
+        ([200, 1, 1], [1, 2]),  # too large for any body, so nsqd must refuse it alone
         ([1] * 45, [20, 20, 5]),
     ],
 )
 def test_groups_are_as_large_as_a_body_allows(sizes: list[int], groups: list[int]) -> None:
     publications = [publication(b"x" * size) for size in sizes]
-    taken = list(queue_of(*publications).take_groups("clicks"))
-    assert list(map(len, taken)) == groups
-    assert [each for group in taken for each in group] == publications
+    joined = list(queue_of(*publications).take_groups("clicks"))
+    assert list(map(len, joined)) == groups
+    assert [item for group in joined for item in group] == publications
 
 
 def test_concurrent_futures_waits_for_publications(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
-    sent = [producer.submit(TOPIC, [b"%d" % n]) for n in range(200)]
+    publications = [producer.submit(TOPIC, [b"%d" % n]) for n in range(200)]
     bad = producer.submit("bad", [b"x", b"y"])
-    done, not_done = wait(sent, patience_s(10))
-    assert (done, not_done) == (set(sent), set())
-    assert set(as_completed(sent, patience_s(10))) == done
-    assert [each.result() for each in sent] == [None] * 200
+    done, not_done = wait(publications, patience_s(10))
+    assert (done, not_done) == (set(publications), set())
+    assert set(as_completed(publications, patience_s(10))) == done
+    assert [item.result() for item in publications] == [None] * 200
     assert bad.exception(patience_s(10)) is None
     assert (bad.done(), bad.cancel(), bad.cancelled(), bad.running()) == (True, False, False, False)
     assert nsqd.depth(TOPIC) == 200
@@ -423,10 +428,10 @@ def test_waiting_ends_with_the_first_failure(scripted_nsqd: ScriptedNsqd, produc
     assert (first.running(), first.error) == (True, None)
     with pytest.raises(TimeoutError, match="not settled yet"):
         first.result(0.01)
-    seen: list[object] = []
+    settled: list[object] = []
     ended = threading.Event()
-    first.add_done_callback(seen.append)
-    first.add_done_callback(lambda publication: sys.exit(1))  # hurts no other
+    first.add_done_callback(settled.append)
+    first.add_done_callback(lambda publication: sys.exit(1))  # affects no other callback
     first.add_done_callback(lambda publication: ended.set())
     connection.error("E_BAD_MESSAGE no")
     done, not_done = wait([first, second], patience_s(10), FIRST_EXCEPTION)
@@ -435,11 +440,11 @@ def test_waiting_ends_with_the_first_failure(scripted_nsqd: ScriptedNsqd, produc
     with pytest.raises(PublishRejected):
         first.result()
     assert ended.wait(patience_s(10))
-    first.add_done_callback(seen.append)  # at once
-    assert seen == [first, first]
+    first.add_done_callback(settled.append)  # called immediately
+    assert settled == [first, first]
 
 
-async def test_asyncio_awaits_it(nsqd: GoNsqd, produce: Produce) -> None:
+async def test_asyncio_can_await_a_publication(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     assert await producer.submit(TOPIC, [b"x"]) is None
     await asyncio.gather(*(producer.submit(TOPIC, [b"y"]) for _ in range(10)))

@@ -1,4 +1,4 @@
-"""Publishing: every message has exactly one outcome, the right one."""
+"""Publishing: every message has exactly one outcome, which is correct."""
 
 import gc
 import math
@@ -52,7 +52,7 @@ def test_every_kind_of_publish_arrives(go_nsqd: MakeNsqd, produce: Produce) -> N
     assert nsqd.channel_stats(TOPIC, CHANNEL)["deferred_count"] == 1
 
 
-def test_nsqd_decides_how_long_a_delay_may_be(any_nsqd: AnyNsqd, produce: Produce) -> None:
+def test_nsqd_limits_the_delay_of_a_publish(any_nsqd: AnyNsqd, produce: Produce) -> None:
     nsqd = any_nsqd("--max-req-timeout=48h")
     nsqd.create_channel(TOPIC, CHANNEL)
     producer = produce(nsqd.tcp_address)
@@ -74,9 +74,11 @@ REFUSED: list[tuple[str, list[bytes], float | None]] = [
 def test_invalid_publishes_are_not_sent(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     calls = [partial(producer.submit, to, bodies, defer_s=s) for to, bodies, s in REFUSED]
-    calls += [partial(producer.publish_many, "t", [*[bytes(1 << 20)] * 5, b""])]  # the last part
+    calls += [
+        partial(producer.publish_many, "t", [*[bytes(1 << 20)] * 5, b""])
+    ]  # the last part has an empty body
     for call in calls:
-        with pytest.raises(errors.PublishError) as refusal:  # of the one family
+        with pytest.raises(errors.PublishError) as refusal:  # all have one base class
             call()
         assert isinstance(refusal.value, errors.ConfigurationError), call
         assert refusal.value.category == "usage"
@@ -91,8 +93,8 @@ def test_a_bad_body_fails_alone(go_nsqd: MakeNsqd, produce: Produce, linger_s: f
     nsqd = go_nsqd("-max-body-size=1000", "-max-msg-size=100")
     producer = produce(nsqd.tcp_address, publish_max_body_size=1000, more={"linger_s": linger_s})
     bodies = [b"x" * (101 if number in (7, 33) else 40) for number in range(60)]
-    sent = [producer.submit(TOPIC, [body]) for body in bodies]
-    assert [outcome(publication) for publication in sent] == [
+    publications = [producer.submit(TOPIC, [body]) for body in bodies]
+    assert [outcome(publication) for publication in publications] == [
         "PublishRejected" if len(body) > 100 else "published" for body in bodies
     ]
     assert nsqd.depth(TOPIC) == 58
@@ -101,7 +103,7 @@ def test_a_bad_body_fails_alone(go_nsqd: MakeNsqd, produce: Produce, linger_s: f
 def test_unsent_publishes_are_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It exceeds all buffers on the way, so the next command was never offered to the socket."""
+    """A large body exceeds all buffers, so the next command was never passed to the socket."""
     monkeypatch.setattr(producer_io, "PUBLISH_WINDOW_BYTES", 1 << 30)
     monkeypatch.setattr(Producer, "_window_bytes", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
@@ -110,28 +112,31 @@ def test_unsent_publishes_are_not_unknown(
     producer.publish(TOPIC, b"x")
     [link] = producer._io.links
     proxy.pause(TO_SERVER)
-    sent = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
+    publications = [producer.submit(TOPIC, [b"x" * (15 << 20)])]
     wait_until(lambda: link.connection.has_unsent, what="a jam")
-    sent.append(producer.submit(TOPIC, [b"y" * 1000]))
+    publications.append(producer.submit(TOPIC, [b"y" * 1000]))
     wait_until(lambda: len(link.outstanding) == 2, what="the second to be queued")
-    assert [outcome(publication) for publication in sent] == ["PublishUnknown", "PublishNotSent"]
+    assert [outcome(publication) for publication in publications] == [
+        "PublishUnknown",
+        "PublishNotSent",
+    ]
 
 
-def test_an_nsqd_that_hangs_holds_no_more_than_two_windows(nsqd: GoNsqd, produce: Produce) -> None:
-    """A publish whose timeout has passed makes room in the window, but not on the connection."""
+def test_a_hanging_nsqd_has_at_most_two_windows(nsqd: GoNsqd, produce: Produce) -> None:
+    """A publish after its timeout frees room in the window, but not on the connection."""
     producer = produce(nsqd.tcp_address, publish_timeout_s=patience_s(30))
     producer.publish(TOPIC, b"first")
     nsqd.pause()
-    sent = (producer.submit(TOPIC, [bytes(1 << 20)], timeout_s=0.05) for _ in range(20))
-    outcomes = list(map(outcome, sent))
+    publications = (producer.submit(TOPIC, [bytes(1 << 20)], timeout_s=0.05) for _ in range(20))
+    outcomes = list(map(outcome, publications))
     nsqd.resume()
     producer.publish(TOPIC, b"last", timeout_s=patience_s(30))
     assert outcomes.count("PublishUnknown") == nsqd.depth(TOPIC) - 2 < 12
     assert set(outcomes) <= {"PublishUnknown", "PublishNotSent"}
 
 
-def test_a_failure_that_was_read_keeps_no_memory(dead_address: str, produce: Produce) -> None:
-    """The traceback of its error refers to frames, and these to the bodies."""
+def test_a_read_failure_keeps_no_memory(dead_address: str, produce: Produce) -> None:
+    """The traceback of its error refers to frames, which refer to the bodies."""
     producer = produce(dead_address)
     kept: list[weakref.ref[array[int]]] = []
 
@@ -154,7 +159,9 @@ def test_a_deaf_address_costs_one_dial_timeout(unreachable_address: str, produce
     for _ in range(100):
         with pytest.raises(errors.PublishNotSent):
             producer.publish(TOPIC, b"x")
-    assert time.monotonic() - began < 0.3 + patience_s(3)  # half a minute if each costs one
+    assert time.monotonic() - began < 0.3 + patience_s(
+        3
+    )  # half a minute if each address had its own timeout
 
 
 def test_heartbeats_do_not_replace_an_answer(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
@@ -163,7 +170,7 @@ def test_heartbeats_do_not_replace_an_answer(scripted_nsqd: ScriptedNsqd, produc
     conn = scripted_nsqd.identified(f"PUB {TOPIC}")
 
     def settles() -> bool:
-        with suppress(OSError):  # the connection may just have been given up
+        with suppress(OSError):  # the client may just have closed the connection
             conn.heartbeat()
         return publication.is_settled
 
@@ -172,7 +179,7 @@ def test_heartbeats_do_not_replace_an_answer(scripted_nsqd: ScriptedNsqd, produc
         publication.wait(patience_s(5))
 
 
-def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
+def test_a_flood_of_publishes_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     most = 0
     for _ in range(10_000):
@@ -202,7 +209,7 @@ def test_a_stopped_producer_publishes_nothing(nsqd: GoNsqd, produce: Produce) ->
     started.publish(TOPIC, b"x")
     for producer in (started, fresh):
         assert producer.stop(patience_s(5))
-        for _ in range(150):  # more than the window has places
+        for _ in range(150):  # more than the window allows
             with pytest.raises(errors.PublishNotSent, match="stopped"):
                 producer.publish(TOPIC, b"x")
 
@@ -225,9 +232,9 @@ def test_buffers_are_copied(nsqd: GoNsqd, produce: Produce) -> None:
     bodies += [array("d", [1.5, 2.5]), changing]
     expected = sorted([memoryview(body).tobytes() for body in bodies] * 2)
     producer.publish_many(TOPIC, bodies)
-    sent = [producer.submit(TOPIC, [body]) for body in bodies]
+    publications = [producer.submit(TOPIC, [body]) for body in bodies]
     changing[:] = b"after!"
-    for publication in sent:
+    for publication in publications:
         publication.wait(patience_s(5))
     assert bodies_in(nsqd, TOPIC, 8) == expected
 
@@ -252,7 +259,7 @@ def test_a_callback_may_submit_but_not_wait(nsqd: GoNsqd, produce: Produce) -> N
         lambda: producer.publish(TOPIC, b"x"),
         lambda: producer.publish_many(TOPIC, [b"x"]),
         producer.flush,
-        lambda: [producer.submit(TOPIC, [b"x"]) for _ in range(3)],  # the window has two places
+        lambda: [producer.submit(TOPIC, [b"x"]) for _ in range(3)],  # the window has room for two
     ]
 
     def call_all(publication: Publication) -> None:
@@ -303,7 +310,7 @@ def test_a_signal_handler_may_publish_flush_and_stop(
                 other.submit(TOPIC, [b"x"]).wait(patience_s(5))
         return handle
 
-    before = sys.gettrace()
+    tracer = sys.gettrace()
     sys.settrace(handle)
     try:
         producer.submit(TOPIC, [b"x"]).add_done_callback(lambda sent: None)
@@ -312,7 +319,7 @@ def test_a_signal_handler_may_publish_flush_and_stop(
             next(iter(consumer)).finish()
         assert producer.stop(patience_s(5))
     finally:
-        sys.settrace(before)
+        sys.settrace(tracer)
     assert {"_join", "wake", "_take", "join"} <= {name for name, _ in interrupted}
 
 
@@ -339,11 +346,11 @@ def test_a_publish_settles_within_its_timeout(
 
 def test_a_confirmed_publish_leaves_no_timer_behind(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
-    producer.publish(TOPIC, b"x")  # the loop is that of the process: others may have left timers
-    before = len(producer._io.loop.io_thread._timers)
+    producer.publish(TOPIC, b"x")  # the process has one loop, which may have timers of other tests
+    timer_count = len(producer._io.loop.io_thread._timers)
     for _ in range(200):
         producer.publish(TOPIC, b"x", timeout_s=3600)
-    assert len(producer._io.loop.io_thread._timers) < before + 20
+    assert len(producer._io.loop.io_thread._timers) < timer_count + 20
     assert not producer._io._expires_at
 
 
@@ -357,13 +364,13 @@ def test_a_full_window_blocks_for_the_timeout(
     with pytest.raises(errors.PublishNotSent, match="no room"):
         producer.publish(TOPIC, b"x", timeout_s=0.2)
     assert time.monotonic() - began < patience_s(30)
-    assert not producer._waiters  # programs try again and again
+    assert not producer._waiters  # so that repeated attempts leak nothing
 
 
 def test_threads_share_a_small_window(
     nsqd: GoNsqd, produce: Produce, in_background: InBackground
 ) -> None:
-    """Each answer releases a few of the waiting threads, and one that gives up lets others in."""
+    """Each answer releases a few of the waiting threads, and so does a thread that times out."""
     producer = produce(nsqd.tcp_address, max_outstanding=1)
 
     def publish(timeout_s: float) -> None:
@@ -381,7 +388,7 @@ def test_threads_share_a_small_window(
 
 def test_leaving_the_block_waits_for_retries(nsqd: GoNsqd, in_background: InBackground) -> None:
     nsqd.stop()
-    timeout_s = patience_s(0.1)  # for the answer of nsqd, too
+    timeout_s = patience_s(0.1)  # also the timeout of nsqd's answer
     options = ClientOptions(publish_timeout_s=timeout_s)
     with Producer(nsqd.tcp_address, options, retry_timeout_s=math.inf) as producer:
         publication = producer.submit(TOPIC, [b"x"])
@@ -391,7 +398,7 @@ def test_leaving_the_block_waits_for_retries(nsqd: GoNsqd, in_background: InBack
     assert nsqd.depth(TOPIC) == 1
 
 
-# -- failures that nobody looks at ----------------------------------------------------------------
+# -- failures that nobody reads -------------------------------------------------------------------
 
 
 def unseen(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -491,19 +498,19 @@ def test_a_message_lingers_for_its_time(scripted_nsqd: ScriptedNsqd, produce: Pr
     conn = scripted_nsqd.identified(f"PUB {TOPIC}")
     producer.submit(TOPIC, [b"2"])
     producer.submit(TOPIC, [b"3"])
-    conn.expect(f"MPUB {TOPIC}")  # though the first is not answered
+    conn.expect(f"MPUB {TOPIC}")  # although the first one is not answered
     conn.ok()
     conn.ok()
     assert producer.flush(5)
 
 
 def test_retries_keep_the_order(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
-    again = {"retry_timeout_s": patience_s(30), "retry_unknown": True, "linger_s": patience_s(30)}
-    producer = produce(scripted_nsqd.address, more=again)
-    sent = [producer.submit(TOPIC, [b"1"])]
+    policy = {"retry_timeout_s": patience_s(30), "retry_unknown": True, "linger_s": patience_s(30)}
+    producer = produce(scripted_nsqd.address, more=policy)
+    publications = [producer.submit(TOPIC, [b"1"])]
     conn = scripted_nsqd.identified(f"PUB {TOPIC}")
-    sent += [producer.submit(TOPIC, bodies) for bodies in ([b"2", b"3"], [b"4"], [b"5"])]
-    conn.expect(f"MPUB {TOPIC}")  # and 4 and 5 linger
+    publications += [producer.submit(TOPIC, bodies) for bodies in ([b"2", b"3"], [b"4"], [b"5"])]
+    conn.expect(f"MPUB {TOPIC}")  # 4 and 5 linger
     wait_until(lambda: len(list(producer._io._queue)) == 2, what="two publishes linger")
     conn.close()
     conn = scripted_nsqd.identified(f"PUB {TOPIC}")
@@ -511,12 +518,12 @@ def test_retries_keep_the_order(scripted_nsqd: ScriptedNsqd, produce: Produce) -
         if number:
             conn.expect(f"{command} {TOPIC}")
         conn.ok()
-    for publication in sent:
+    for publication in publications:
         publication.wait(patience_s(5))
     assert producer.repeated == 3
 
 
-# -- nsqd that are found through nsqlookupd -------------------------------------------------------
+# -- nsqd that nsqlookupd lists -------------------------------------------------------------------
 
 
 IN_TURN = {"mode": "round-robin", "retry_timeout_s": 10}
@@ -549,10 +556,10 @@ def test_round_robin_uses_new_nsqd(
     producer = produce(lookupd=[DEAD, *addresses], more=IN_TURN)
     for _ in range(2):
         publish_until_connected(producer, [nsqd.tcp_address for nsqd in nsqds])
-        before = {nsqd: nsqd.depth(TOPIC) for nsqd in nsqds}
+        depths = {nsqd: nsqd.depth(TOPIC) for nsqd in nsqds}
         for _ in range(5 * len(nsqds)):
             producer.publish(TOPIC, b"x")
-        assert {nsqd.depth(TOPIC) - count for nsqd, count in before.items()} == {5}
+        assert {nsqd.depth(TOPIC) - count for nsqd, count in depths.items()} == {5}
         if len(nsqds) == 2:
             nsqds.append(go_nsqd(f"-lookupd-tcp-address={lookupds[0].tcp_address}"))
             nsqds[-1].create_topic(TOPIC)
@@ -561,15 +568,15 @@ def test_round_robin_uses_new_nsqd(
 def test_a_connection_outlives_its_listing(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
-    """nsqlookupd lists no nsqd after its start, then fails, and then is gone."""
+    """nsqlookupd lists no nsqd after its start, then fails, and then stops."""
     lookupd, nsqd = scripted_lookupd(), go_nsqd()
     lookupd.list_nsqd(nsqd.tcp_address)
     producer = produce(lookupd=lookupd.address, more={"retry_timeout_s": 10})
     producer.publish(TOPIC, b"x")
     for lookupd.status in (200, 500):
         lookupd.list_nsqd()
-        asked = len(lookupd.requests)
-        wait_until(lambda: len(lookupd.requests) > asked + 2, what="rounds")  # noqa: B023
+        lookups = len(lookupd.requests)
+        wait_until(lambda: len(lookupd.requests) > lookups + 2, what="rounds")  # noqa: B023
         producer.publish(TOPIC, b"x")
     lookupd.server_close()
     producer.publish(TOPIC, b"x")
@@ -595,14 +602,16 @@ def test_a_drained_nsqd_gets_no_messages(
 def test_configured_nsqd_come_before_listed_ones(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
-    lookupd, given, found = scripted_lookupd(), go_nsqd(), go_nsqd()
-    lookupd.list_nsqd(found.tcp_address, given.tcp_address)
-    producer = produce([given.tcp_address], lookupd=lookupd.address, more={"retry_timeout_s": 10})
+    lookupd, configured, listed = scripted_lookupd(), go_nsqd(), go_nsqd()
+    lookupd.list_nsqd(listed.tcp_address, configured.tcp_address)
+    producer = produce(
+        [configured.tcp_address], lookupd=lookupd.address, more={"retry_timeout_s": 10}
+    )
     producer.publish(TOPIC, b"x")
     wait_until(lambda: len(links(producer)) == 2, what="both")
-    given.stop()
+    configured.stop()
     producer.publish(TOPIC, b"y")
-    assert found.depth(TOPIC) == 1
+    assert listed.depth(TOPIC) == 1
 
 
 @patch.object(producer_io, "DELISTED_GRACE_S", 0.5)
@@ -626,7 +635,7 @@ def test_the_error_without_nsqd(scripted_lookupd: MakeScripted, produce: Produce
             produce(lookupd=lookupd).publish(TOPIC, b"x")
 
 
-def test_a_password_of_nsqlookupd_is_shown_nowhere(
+def test_a_password_of_nsqlookupd_is_never_shown(
     nsqlookupd: MakeLookupd, produce: Produce, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -656,18 +665,18 @@ def test_max_discovered_nsqd_limits_a_producer(
         lookupd.list_nsqd(*(f"127.0.{number}.{n}:1" for n in range(1, 11)))
     producer = produce(lookupd=[lookupd.address for lookupd in lookupds], max_discovered_nsqd=12)
     producer.start()
-    wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="rounds")
+    wait_until(lambda: all(len(lookupd.requests) > 1 for lookupd in lookupds), what="rounds")
     assert len(links(producer)) <= 12
     assert producer.stop(patience_s(5))
-    asked = len(lookupds[0].requests)
+    lookups = len(lookupds[0].requests)
     time.sleep(0.3)
-    assert len(lookupds[0].requests) <= asked + 1  # one may have been under way
+    assert len(lookupds[0].requests) <= lookups + 1  # one lookup may have been in progress
 
 
-# -- publishes go on while one nsqd works ----------------------------------------------------------
+# -- publishing continues while at least one nsqd works --------------------------------------------
 
 
-def test_an_nsqd_that_hangs_does_not_block_all_threads(
+def test_a_hanging_nsqd_does_not_block_all_threads(
     go_nsqd: MakeNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     nsqds = [go_nsqd() for _ in range(3)]
@@ -689,7 +698,7 @@ def test_an_nsqd_that_hangs_does_not_block_all_threads(
     nsqds[0].resume()
 
 
-def test_failover_leaves_an_nsqd_while_it_hangs(go_nsqd: MakeNsqd, produce: Produce) -> None:
+def test_failover_avoids_a_hanging_nsqd(go_nsqd: MakeNsqd, produce: Produce) -> None:
     first, second = go_nsqd(), go_nsqd()
     options = {"publish_timeout_s": 600, "max_outstanding": 4}
     producer = produce([first.tcp_address, second.tcp_address], **options)
@@ -701,13 +710,13 @@ def test_failover_leaves_an_nsqd_while_it_hangs(go_nsqd: MakeNsqd, produce: Prod
         return not wait([producer.submit(TOPIC, [b"x"])], patience_s(0.2)).not_done
 
     wait_until(goes_on, what="the second to be used", timeout_s=20)
-    assert not any(each.is_settled for each in stuck)
+    assert not any(publication.is_settled for publication in stuck)
     first.resume()
     assert producer.flush(patience_s(20))
-    assert all(each.error is None for each in stuck)
-    before = second.depth(TOPIC)
+    assert all(publication.error is None for publication in stuck)
+    depth = second.depth(TOPIC)
     producer.publish(TOPIC, b"back")
-    assert second.depth(TOPIC) == before
+    assert second.depth(TOPIC) == depth
 
 
 def test_a_delisted_nsqd_is_the_last_resort(
@@ -719,8 +728,8 @@ def test_a_delisted_nsqd_is_the_last_resort(
     producer = produce(lookupd=lookupd.address, publish_timeout_s=600)
     producer.publish(TOPIC, b"x")
     lookupd.list_nsqd()
-    asked = len(lookupd.requests)
-    wait_until(lambda: len(lookupd.requests) > asked + 2, what="empty answers")
+    lookups = len(lookupd.requests)
+    wait_until(lambda: len(lookupd.requests) > lookups + 2, what="empty answers")
     used = max(nsqds, key=lambda nsqd: nsqd.depth(TOPIC) if nsqd.stats()["topics"] else 0)
     used.kill()
     wait_until(lambda: used.tcp_address not in connected(producer), what="the loss")
@@ -728,7 +737,7 @@ def test_a_delisted_nsqd_is_the_last_resort(
         producer.publish(TOPIC, b"y")
     lookupd.list_nsqd(used.tcp_address)
     used.start()
-    publish_until_connected(producer, [used.tcp_address])  # what is listed goes first
+    publish_until_connected(producer, [used.tcp_address])  # a listed nsqd comes first
 
 
 def test_retries_outlast_a_missing_auth_server(
@@ -753,5 +762,7 @@ def test_retries_outlast_a_missing_auth_server(
         publication.wait(patience_s(20))
     assert nsqd.depth(TOPIC) == 1 + len(waiting)
     auth_server.answer("sesame", 500, b"")
-    with pytest.raises(errors.PublishRefused, match="E_AUTH_FAILED"):  # it never worked
+    with pytest.raises(
+        errors.PublishRefused, match="E_AUTH_FAILED"
+    ):  # this identity was never accepted
         produce(nsqd.tcp_address, **options).publish(TOPIC, b"x")

@@ -18,7 +18,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client import handling
 
 COUNT = 300
-STATE_CLOSING = 4  # of nsqd
+STATE_CLOSING = 4  # as defined by nsqd
 
 BEGINNING = """
 import os, signal, sys, time
@@ -56,8 +56,8 @@ def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def left(nsqd: GoNsqd) -> tuple[int, int]:
-    """Return the depth, and the messages that a next consumer would have to wait for."""
-    # the program has ended, but nsqd may still read what it sent last
+    """Return the depth, and the number of messages that the next consumer would wait for."""
+    # the program has ended, but nsqd may still read its last commands
     wait_until(lambda: not nsqd.channel_stats(TOPIC, CHANNEL)["client_count"], what="no client")
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     return stats["depth"] + stats["deferred_count"], stats["in_flight_count"]
@@ -73,7 +73,7 @@ def left(nsqd: GoNsqd) -> tuple[int, int]:
     ],
     ids=["run without signals", "a loop", "a loop in with", "batches"],
 )
-def test_after_an_interrupt_nothing_stays_in_flight(nsqd: GoNsqd, text: str) -> None:
+def test_after_an_interrupt_no_message_stays_in_flight(nsqd: GoNsqd, text: str) -> None:
     with program(nsqd, text) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -103,7 +103,7 @@ def test_a_worker_drains_at_a_signal(nsqd: GoNsqd, text: str) -> None:
     with program(nsqd, f"{text}\nprint('over')") as process:
         first = process.stdout.readline()
         process.send_signal(DRAINS[text])
-        # not communicate(): it forgets what readline() has read beyond the line
+        # not communicate(), which loses bytes that readline() has read beyond the line
         out, err = process.stdout.read(), process.stderr.read()
         status = process.wait(patience_s(20))
     assert (status, err) == (0, "")
@@ -128,14 +128,14 @@ def test_a_worker_drains_at_a_signal(nsqd: GoNsqd, text: str) -> None:
         child.start()
         child.join()
         """,
-        # the program's own name for the consumer is gone before the answers are
+        # the program's name for the consumer is deleted before the answers are sent
         "def main():\n    global consumer\n    mine = consumer\n    del consumer\n"
         "    for count, m in enumerate(mine, 1):\n        m.finish()\n        if count == 10: break"
         "\nmain()",
     ],
     ids=["without with", "an exception", "a child of multiprocessing", "the last reference"],
 )
-def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, text: str) -> None:
+def test_finishes_are_sent_before_the_interpreter_ends(nsqd: GoNsqd, text: str) -> None:
     with program(nsqd, textwrap.dedent(text)) as process:
         process.communicate(timeout=patience_s(20))
     assert left(nsqd) == (COUNT - 10, 0)
@@ -156,19 +156,19 @@ def test_a_second_signal_ends_stuck_handlers(nsqd: GoNsqd, workers: int, number:
     assert left(nsqd) == (COUNT, 0)
 
 
-def test_a_signal_sent_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_sent_twice_in_a_moment_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """timeout(1) signals the process and then its process group."""
     monkeypatch.setattr(handling, "SIGNAL_DEBOUNCE_S", 600.0)
-    said: list[str] = []
+    calls: list[str] = []
     with handling.StopSignals(
-        True, stop=lambda: said.append("stop"), end=lambda: said.append("end")
+        True, stop=lambda: calls.append("stop"), end=lambda: calls.append("end")
     ):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-    assert said == ["stop"]
+    assert calls == ["stop"]
 
 
-def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) -> None:
+def test_a_signal_handler_of_the_program_is_kept(nsqd: GoNsqd) -> None:
     text = """
     signal.signal(signal.SIGTERM, lambda *_: (print("mine", flush=True), consumer.begin_stop()))
     consumer.run(handle)
@@ -212,7 +212,7 @@ def test_a_stop_within_the_block_waits_for_answers(
     assert left(nsqd) == (0, 0)
 
 
-# -- what a fork and the end of the interpreter mean to a producer ---------------------------------
+# -- producers after a fork, and at the end of the interpreter -------------------------------------
 
 
 def test_forked_workers_publish_with_an_inherited_producer(nsqd: GoNsqd) -> None:
@@ -265,7 +265,7 @@ def test_a_child_does_not_wait_for_publishes_of_its_parent() -> None:
 
 
 def test_unpublished_messages_are_logged_at_exit() -> None:
-    said = run_program(
+    log = run_program(
         """
         from nsqtools import ClientOptions, Producer
         options = ClientOptions(publish_timeout_s=0.5)
@@ -280,13 +280,15 @@ def test_unpublished_messages_are_logged_at_exit() -> None:
         late = Late()
         """
     )
-    assert "can't create new thread at interpreter shutdown" in said
-    assert said.count("the program ended with 2 messages unconfirmed") == 10
-    assert "127.0.0.1:1" in said
+    assert "can't create new thread at interpreter shutdown" in log
+    assert log.count("the program ended with 2 messages unconfirmed") == 10
+    assert "127.0.0.1:1" in log
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, method: str) -> None:
+def test_a_child_publishes_its_submitted_messages(
+    nsqd: GoNsqd, tmp_path: Path, method: str
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent(
@@ -318,7 +320,7 @@ def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, metho
 
 
 def test_a_publish_in_a_later_atexit_function_is_not_lost(nsqd: GoNsqd) -> None:
-    """For example a log handler that publishes: logging registers its end at import."""
+    """An example is a log handler that publishes, because logging registers its end at import."""
     program = """
         import atexit, sys
         def publish():

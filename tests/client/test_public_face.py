@@ -1,4 +1,4 @@
-"""What programs see of consumers and producers besides messages, with threads and with asyncio."""
+"""The public interface of consumers and producers besides messages, in threads and asyncio."""
 
 import asyncio
 import contextvars
@@ -80,7 +80,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any]]] = [
 ]
 
 
-def test_a_wrong_type_is_an_error_of_one_line_that_names_the_parameter() -> None:
+def test_a_wrong_type_is_reported_with_the_parameter_in_one_line() -> None:
     for call, arguments in WRONG:
         name = list(arguments)[-1]
         with pytest.raises(errors.NsqError) as caught:
@@ -96,19 +96,19 @@ def test_handlers_run_in_a_copy_of_the_context_of_their_caller(
 ) -> None:
     fill(nsqd, 60)
     consumer = consume(nsqd.tcp_address)
-    seen: dict[str, list[str]] = {}
+    values_by_thread: dict[str, list[str]] = {}
 
     def handle(message: object) -> None:
-        seen.setdefault(threading.current_thread().name, []).append(current.get())
+        values_by_thread.setdefault(threading.current_thread().name, []).append(current.get())
         current.set("a handler's")
-        if sum(map(len, seen.values())) == 60:
+        if sum(map(len, values_by_thread.values())) == 60:
             consumer.begin_stop()
         time.sleep(0.01)
 
     current.set("the caller's")
     consumer.run(handle, workers=3, signals=False)
-    assert len(seen) == 3
-    for values in seen.values():
+    assert len(values_by_thread) == 3
+    for values in values_by_thread.values():
         assert values == ["the caller's"] + (len(values) - 1) * ["a handler's"]
     assert current.get() == "the caller's"
 
@@ -119,9 +119,7 @@ def collect_after(main: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("face", [Consumer, aio.Consumer], ids=["threads", "asyncio"])
-def test_a_dropped_consumer_warns_stops_and_gives_its_messages_back(
-    nsqd: GoNsqd, face: Any
-) -> None:
+def test_a_dropped_consumer_warns_stops_and_requeues_its_messages(nsqd: GoNsqd, face: Any) -> None:
     fill(nsqd, 20)
 
     async def main() -> None:
@@ -142,14 +140,14 @@ def test_a_dropped_consumer_warns_stops_and_gives_its_messages_back(
 
 
 @pytest.mark.parametrize("face", [Producer, aio.Producer], ids=["threads", "asyncio"])
-def test_a_dropped_producer_warns_and_publishes_what_was_submitted(nsqd: GoNsqd, face: Any) -> None:
+def test_a_dropped_producer_warns_and_publishes_submitted_messages(nsqd: GoNsqd, face: Any) -> None:
     nsqd.create_topic(TOPIC)
 
     async def main() -> None:
         producer = face(nsqd.tcp_address)
         for number in range(20):
             submitted = producer.submit(TOPIC, [b"%d" % number])
-            if face is aio.Producer:  # which lives until its publications have settled
+            if face is aio.Producer:  # the producer lives until its publications have settled
                 await (await submitted)
 
     with pytest.warns(ResourceWarning, match="unclosed .*Producer to"):
@@ -157,7 +155,7 @@ def test_a_dropped_producer_warns_and_publishes_what_was_submitted(nsqd: GoNsqd,
     wait_until(lambda: nsqd.depth(TOPIC) == 20, what="everything is published")
 
 
-def test_connections_are_reported_and_what_a_callback_raises_is_logged(
+def test_connections_are_reported_and_errors_of_callbacks_are_logged(
     nsqd: GoNsqd, consume: Consume, produce: Produce, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[tuple[str, str, str]] = []
@@ -189,20 +187,20 @@ def test_connections_are_reported_and_what_a_callback_raises_is_logged(
     consumer.stop()
     producer.stop()
     for name in names:
-        own = [kind for event, kind, _ in events if event == name]
-        assert own == ["connected", "lost", "connected"]  # a stop loses nothing
+        kinds = [kind for event, kind, _ in events if event == name]
+        assert kinds == ["connected", "lost", "connected"]  # a stop is not a loss
     assert caplog.text.count("on_lost failed") == 2
 
 
 async def test_a_paused_consumer_gets_nothing_until_it_resumes(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
-    """The same code for both faces."""
+    """Threads and asyncio share this code."""
     consumer = consume(nsqd.tcp_address, fail_fast=True, max_in_flight=7)
     ready = lambda: nsqd.channel_stats(TOPIC, CHANNEL)["clients"][0]["ready_count"]  # noqa: E731
     consumer.pause()
     wait_until(lambda: ready() == 0, what="RDY 0")
-    consumer.set_max_in_flight(5)  # from the resume on
+    consumer.set_max_in_flight(5)  # applies after the resume
     nsqd.publish(TOPIC, b"x")
     assert consumer.next_batch(timeout_s=0.2) is None
     consumer.resume()
@@ -264,7 +262,7 @@ def test_a_delay_and_a_time_exclude_each_other() -> None:
         publish(at=at, defer_s=5)
 
 
-def test_forward_to_takes_texts_with_a_warning() -> None:
+def test_forward_to_accepts_strings_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="forward_to takes ClientOptions"):
         forward(options={"max_in_flight": "5"})
 
@@ -289,14 +287,16 @@ sys.modules["eventlet.patcher"] = types.SimpleNamespace(is_monkey_patched=lambda
     ],
     ids=["threads on Windows", "asyncio on Windows", "eventlet"],
 )
-def test_where_it_cannot_run_one_error_says_so(platform: str, program: str, error: str) -> None:
+def test_an_unsupported_platform_is_reported_by_one_error(
+    platform: str, program: str, error: str
+) -> None:
     command = [sys.executable, "-c", f"{platform}\n{program}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s(20))
     assert error in [*filter(None, done.stderr.splitlines())][-1 if platform == NO_POSIX else -2]
 
 
 @pytest.mark.parametrize("way", ["run", "batches", "asyncio", "asyncio batches"])
-async def test_a_consumer_hands_out_no_more_than_max_rate(embedded_nsqd: AnyNsqd, way: str) -> None:
+async def test_a_consumer_delivers_no_more_than_max_rate(embedded_nsqd: AnyNsqd, way: str) -> None:
     nsqd = embedded_nsqd()
     fill(nsqd, 30)
     face: Any = aio.Consumer if "asyncio" in way else Consumer
@@ -326,7 +326,7 @@ async def test_a_consumer_hands_out_no_more_than_max_rate(embedded_nsqd: AnyNsqd
             batch.finish()
         await consumer.stop()
     assert 20 <= len(times) < 30
-    # 0.1 s of a stall is caught up, and each worker has at most one message in hand
+    # 0.1 s of a stall may be caught up, and each worker has at most one message
     assert times[-1] - times[0] >= (len(times) - 1) / 50 - 0.2
 
 
@@ -341,7 +341,7 @@ async def test_a_producer_publishes_no_more_than_max_rate(
         published = producer.publish(TOPIC, b"%d" % number)
         if face is aio.Producer:
             await published
-    submitted = producer.submit(TOPIC, [b"x"] * 100)  # takes the time of the next two seconds
+    submitted = producer.submit(TOPIC, [b"x"] * 100)  # uses the rate of the next two seconds
     if face is aio.Producer:
         await submitted
     assert time.monotonic() - began_at >= 11 / 50 - 0.1

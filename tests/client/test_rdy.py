@@ -35,7 +35,7 @@ def test_returned_rdy_is_not_taken_again() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
     rdy.redistribute(40.0)
-    rdy.received("a", 1, 40.1)  # it was on its way
+    rdy.received("a", 1, 40.1)  # the message was already sent
     rdy.take_changes()
     rdy.answered("a", 2, 41.0)
     assert rdy.take_changes() == [("b", 1)]
@@ -49,11 +49,11 @@ LASTS_S = 30
     [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12), (40, 10, 1), (5, 10, 1), (10, 10, 2)],
 )
 def test_no_idle_nsqd_waits_long(connections: int, allowed: int, busy: int) -> None:
-    """Busy ones lose little. Handling takes 5 ms; an idle nsqd gets a message every 7 s or so."""
+    """Busy nsqd lose little. Handling takes 5 ms; an idle nsqd gets a message about every 7 s."""
     names = [f"n{i}" for i in range(connections)]
     rdy = control(allowed, *names)
     rng = random.Random(1)
-    sparse: dict[str, list[float]] = {name: [] for name in names[busy:]}  # queued at
+    sparse: dict[str, list[float]] = {name: [] for name in names[busy:]}  # times of queueing
     waits: list[float] = []
     handled = dict.fromkeys(names, 0)
     ticks = 0
@@ -76,10 +76,10 @@ def test_no_idle_nsqd_waits_long(connections: int, allowed: int, busy: int) -> N
                 rdy.received(name, room, now)
                 handled[name] += room
         assert sum(max(rdy.states[n].rdy, rdy.states[n].in_flight) for n in names) <= allowed
-    left = [LASTS_S - at for queued in sparse.values() for at in queued]
+    unserved = [LASTS_S - at for queued in sparse.values() for at in queued]
     if sparse:
         limit_s = 5 if allowed > 1 else 10
-        assert sorted([*waits, *left])[int(0.95 * len(waits + left))] < limit_s
+        assert sorted([*waits, *unserved])[int(0.95 * len(waits + unserved))] < limit_s
     least = min(allowed, busy * max(1, allowed // 2 // busy))
     assert sum(handled.values()) >= 0.9 * least * LASTS_S * 200
     assert min(handled[name] for name in names[:busy]) > 0
@@ -101,7 +101,7 @@ def test_is_starved_at_85_percent() -> None:
     assert states.is_full(2.0, 2.0)
     states.failed(3.0)
     end_backoff(states, 4.0)
-    assert not states.is_full(5.9, 2.0)  # RDY came back at 4
+    assert not states.is_full(5.9, 2.0)  # RDY was returned at 4
     states.received("b", 1, 6.0)
     assert not states.is_full(60.0, 2.0)
     states.received("b", 4, 60.0)
@@ -117,7 +117,7 @@ def test_rdy_is_sent_again_when_a_quarter_is_left() -> None:
         rdy.answered("a", 1, 6.0)
         assert rdy.take_changes() == [], count
     rdy.received("a", 1, 6.0)
-    assert rdy.take_changes() == []  # in a write of its own it would double the cost of a message
+    assert rdy.take_changes() == []  # a separate write would double the cost of a message
     rdy.answered("a", 1, 6.0)
     assert rdy.take_changes() == [("a", 8)]
     rdy = control(2, "a", "b", "c")
@@ -167,11 +167,11 @@ def test_an_idle_test_visits_all_connections() -> None:
 
 @pytest.mark.parametrize("connections", [10, 500])
 def test_the_cost_of_an_event_does_not_depend_on_connections(connections: int) -> None:
-    """Counted in lines of Python, which do not depend on the load of the machine."""
+    """The cost is counted in lines of Python, independent of the load of the machine."""
     names = [f"n{number}" for number in range(connections)]
     rdy = control(connections // 2, *names)
     ready = [name for name, state in rdy.states.items() if state.rdy]
-    rdy.redistribute(5.0)  # now all others want some
+    rdy.redistribute(5.0)  # now all other connections want RDY
     lines = 0
 
     def count(*_: object) -> object:
@@ -181,7 +181,7 @@ def test_the_cost_of_an_event_does_not_depend_on_connections(connections: int) -
 
     for name in ready[:5]:
         rdy.received(name, 1, 6.0)
-    before = sys.gettrace()  # that of a measurement of coverage
+    tracer = sys.gettrace()  # the tracer of a coverage run
     sys.settrace(count)
     try:
         for name in ready[:5]:
@@ -189,7 +189,7 @@ def test_the_cost_of_an_event_does_not_depend_on_connections(connections: int) -
             rdy.add(f"new {name}", 2500, 6.0)
             rdy.remove(name, 6.0)
     finally:
-        sys.settrace(before)
+        sys.settrace(tracer)
     assert lines < 300
 
 
@@ -218,7 +218,7 @@ def test_backoff_doubles_up_to_its_maximum(
         assert rdy.failed(0.0) == delay_s
         assert rdy.test(0.0)
     assert rdy.level == len(delays)
-    if not delays:  # it is disabled
+    if not delays:  # backoff is disabled
         assert rdy.failed(0.0) is None
         assert rdy.mode is NORMAL
 
@@ -263,11 +263,11 @@ class ReadyMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.was_allowed = 0  # by the max_in_flight before, until its RDY is replaced
+        self.was_allowed = 0  # by the previous max_in_flight, until its RDY is replaced
         self.begin(0, 0)
         self.caps: dict[int, int] = {}
         self.is_closed = False
-        self.at_nsqd: dict[int, int] = {}  # RDY as nsqd knows it
+        self.at_nsqd: dict[int, int] = {}  # the last RDY that nsqd received
         self.in_flight: dict[int, int] = {}
         self.next_name = 0
 
@@ -276,7 +276,7 @@ class ReadyMachine(RuleBasedStateMachine):
         self.max_in_flight = max_in_flight
         self.rdy = ReadyControl[int](max_in_flight, ClientOptions(), rng=random.Random(seed))
 
-    # What is sent reaches nsqd, and is checked on the way.
+    # Deliver pending commands to nsqd, and check them.
     def deliver(self) -> None:
         for name, count in self.rdy.take_changes():
             assert name in self.caps, "RDY for a connection that is gone"
@@ -284,8 +284,8 @@ class ReadyMachine(RuleBasedStateMachine):
             assert 0 <= count <= self.caps[name]
             if count > self.at_nsqd[name]:
                 used = {n: max(self.at_nsqd[n], self.in_flight[n]) for n in self.caps}
-                others = sum(used.values()) - used[name]
-                assert count <= self.in_flight[name] or count + others <= self.max_in_flight
+                used_by_others = sum(used.values()) - used[name]
+                assert count <= self.in_flight[name] or count + used_by_others <= self.max_in_flight
             self.at_nsqd[name] = count
             assert sum(self.at_nsqd.values()) <= max(self.max_in_flight, self.was_allowed)
 
@@ -305,7 +305,7 @@ class ReadyMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.caps)))
         del self.caps[name], self.at_nsqd[name], self.in_flight[name]
         self.rdy.remove(name, self.now)
-        if data.draw(st.booleans()):  # more happens in this turn
+        if data.draw(st.booleans()):  # more events may happen in this iteration
             self.deliver()
 
     @precondition(lambda self: self.caps and not self.is_closed)
@@ -330,7 +330,7 @@ class ReadyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.caps)
     @rule(data=st.data())
     def late_message(self, data: st.DataObject) -> None:
-        """A message that was under way when RDY was lowered, or that is redelivered."""
+        """A message that nsqd sent before RDY was lowered, or a redelivery."""
         self.receive(data.draw(st.sampled_from(sorted(self.caps))), 1)
 
     def room(self, name: int) -> int:
@@ -389,7 +389,7 @@ class ReadyMachine(RuleBasedStateMachine):
             assert sum(self.at_nsqd.values()) <= most
 
     def teardown(self) -> None:
-        """At rest all is answered, backoff has ended, two ticks have passed, and nobody starves."""
+        """At rest all messages are answered, backoff has ended, and no connection starves."""
         for name, count in self.in_flight.items():
             self.in_flight[name] = 0
             self.rdy.answered(name, count, self.now)
@@ -434,7 +434,7 @@ def test_the_backoff_scenario_of_go_nsq(dialog: Dialog, handle: Handle) -> None:
     consumer, conn = dialog("RDY 5", max_in_flight=5, **QUICK)
     handle(consumer, as_the_body_says)
     first = conn.message(b"bad")
-    # in one write: nsqd would send one more message in between
+    # in one write, because otherwise nsqd would send one more message in between
     assert conn.expect("RDY 0").read == conn.expect(f"REQ {first} 90000").read
     conn.expect("RDY 1")
     answers = {b"bad": "REQ {} 90000", b"neutral": "REQ {} 0", b"good": "FIN {}"}
@@ -475,7 +475,7 @@ def test_giving_up_is_neither_success_nor_failure(
         conn.message(b"good")
         conn.skip_to(f"RDY {ready}")
     conn.message(b"bad", message_id=hopeless, attempts=9)
-    conn.skip_to("CLS")  # which waits for no answer to this message: it is there
+    conn.skip_to("CLS")  # CLS need not wait for this message, which is answered
     conn.expect(f"FIN {hopeless}")
 
 
@@ -486,7 +486,7 @@ def test_an_nsqd_without_messages_does_not_delay_backoff(
         patient = {"low_rdy_idle_timeout_s": 300, "rdy_redistribute_interval_s": 5}
         consumer = consume([scripted_nsqd.address, second.address], **patient, **QUICK)
         handle(consumer, as_the_body_says)
-        conns = [each.subscribed() for each in (scripted_nsqd, second)]
+        conns = [peer.subscribed() for peer in (scripted_nsqd, second)]
         for conn in conns:
             conn.skip_to("RDY 100")
         conns[0].message(b"bad")
@@ -497,12 +497,12 @@ def test_an_nsqd_without_messages_does_not_delay_backoff(
 
 
 def test_rdy_rotates_as_soon_as_it_is_scarce(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    """A regression would start it with the next tick, up to 5 s later."""
+    """A regression would start the rotation with the next tick, up to 5 s later."""
     with ScriptedNsqd() as second:
         addresses = [scripted_nsqd.address, second.address]
         consumer = consume(addresses, max_in_flight=1, rdy_redistribute_interval_s=5)
-        for each in (scripted_nsqd, second):
-            each.subscribed()
+        for peer in (scripted_nsqd, second):
+            peer.subscribed()
         wait_until(lambda: len(consumer.connections) == 2, what="two connections")
         ticks: queue.SimpleQueue[Timer | None] = queue.SimpleQueue()
         consumer._io.loop.call_soon(lambda: ticks.put(consumer._io._redistributes))

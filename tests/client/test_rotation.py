@@ -1,4 +1,4 @@
-"""The next connection uses certificates and secrets that were replaced meanwhile."""
+"""New connections use replaced certificates and secrets."""
 
 import shutil
 from functools import partial
@@ -23,7 +23,7 @@ NAMES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 
 
 class Place:
-    """The files of a server and its clients, signed by one authority or the next."""
+    """The files of a server and its clients, signed by the old or the new authority."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "in-use"
@@ -110,23 +110,23 @@ def test_the_earlier_secret_is_used_while_its_file_is_missing(
 def test_a_certificate_waits_for_its_key(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     files = [place.path(name) for name in ("ca.pem", "client.pem", "client.key")]
     renewed = RenewedContext(files, lambda: make_context(TLSOptions(*files)))
-    before = renewed.get()
-    assert renewed.get() is before
+    context = renewed.get()
+    assert renewed.get() is context
     place.rotate(1, "client.pem")
-    assert renewed.get() is before
+    assert renewed.get() is context
     assert "cannot use the client certificate and key" in caplog.text
     with pytest.raises(ConfigurationError):
         renewed.check()
     place.rotate(1, "client.key")
-    assert renewed.get() is not before
+    assert renewed.get() is not context
 
 
 def test_lookups_use_renewed_certificates(
     place: Place, http_server: MakeServer, consume: Consume, tmp_path: Path
 ) -> None:
     folders = [tmp_path / str(number) for number in range(2)]
-    issued = [Credentials(each / "server.pem", each / "server.key") for each in folders]
-    servers = [http_server(credentials=each) for each in issued]
+    issued = [Credentials(folder / "server.pem", folder / "server.key") for folder in folders]
+    servers = [http_server(credentials=credentials) for credentials in issued]
     options = {"tls_root_ca_file": place.path("ca.pem"), "lookupd_poll_interval_s": 0.05}
     consume(lookupd=[server.url for server in servers], **options)
     wait_until(lambda: len(servers[0].requests) > 1, what="lookups with the old authority")
@@ -144,8 +144,8 @@ def test_sampling_uses_renewed_certificates(
 ) -> None:
     monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
     lookupd, nsqd = (
-        http_server(credentials=Credentials(each / "server.pem", each / "server.key"))
-        for each in (tmp_path / "0", tmp_path / "1")
+        http_server(credentials=Credentials(folder / "server.pem", folder / "server.key"))
+        for folder in (tmp_path / "0", tmp_path / "1")
     )
     (secret := tmp_path / "secret").write_text("s3cret")
     options = {"tls_root_ca_file": place.path("ca.pem"), "lookupd_authorization": "true"}
@@ -180,10 +180,10 @@ def test_to_http_uses_renewed_certificates_and_token(
     args += f" --post {server.url} --http-ca-file {place.path('ca.pem')}"
     process = spawn_nsq([*args.split(), "--bearer-token-file", str(token)])
     stats = partial(nsqd.channel_stats, TOPIC, CHANNEL)
-    # it has read its files then, with which it cannot connect
+    # by then it has read its files, with which it cannot connect
     wait_until(lambda: stats()["in_flight_count"] == 1, what="a message held", timeout_s=20)
     token.write_text("new")
-    tried = server.connections  # the attempt under way may have the old one still
+    tried = server.connections  # the current attempt may still use the old files
     wait_until(lambda: server.connections > tried, what="another attempt", timeout_s=20)
     assert not server.requests
     place.rotate(1)
