@@ -47,7 +47,7 @@ BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
 # Neither cron nor systemd searches ~/.local/bin, where pipx installs by default.
 INSTALLED = "/usr/local/bin/nsq"
-EXCERPTS = ("", "go", "json")  # of Go: test_migration_guide
+EXCERPTS = ("", "go", "json")  # test_migration_guide runs those of Go
 
 NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_archivers.py do"
 NOT_RUN = {

@@ -33,7 +33,7 @@ def make_consumer(*servers: Nsqd, **options: Any) -> Consumer:
 
 
 @pytest.mark.parametrize(("count", "held_s"), [(2000, 0.0), (20, 0.03)])
-async def test_a_loop_that_never_waits_yields_to_others(
+async def test_a_loop_that_never_waits_yields_to_other_tasks(
     nsqd: GoNsqd, count: int, held_s: float
 ) -> None:
     fill(nsqd, count, CHANNEL)
@@ -162,8 +162,8 @@ asyncio.run(consumer.run({}))
 
 
 @pytest.mark.parametrize("handler", ["stuck", "blocking"])
-def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handler: str) -> None:
-    """The second one ends a blocked event loop, the third a task that ignores cancellation."""
+def test_further_signals_end_a_program_with_stuck_handlers(nsqd: GoNsqd, handler: str) -> None:
+    """The second signal ends a blocked event loop, the third a task that ignores cancellation."""
     fill(nsqd, 100, CHANNEL)
     command = [sys.executable, "-c", PROGRAM.format(handler), nsqd.tcp_address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -241,7 +241,7 @@ async def test_invalid_handlers_are_refused(nsqd: GoNsqd) -> None:
 # -- publishing: outcomes, the window, and cancellation -------------------------------------------
 
 
-async def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd) -> None:
+async def test_a_cancelled_publish_frees_its_window_when_it_settles(nsqd: GoNsqd) -> None:
     async with Producer(nsqd.tcp_address, ClientOptions(max_outstanding=2)) as producer:
         for _ in range(20):
             tasks = [asyncio.create_task(producer.publish(TOPIC, b"x")) for _ in range(5)]
@@ -254,8 +254,8 @@ async def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd)
     assert nsqd.depth(TOPIC) >= 1
 
 
-def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> None:
-    """For every way of publishing."""
+def test_a_producer_can_serve_several_event_loops_in_sequence(nsqd: GoNsqd) -> None:
+    """The test covers every way of publishing."""
     nsqd.create_channel(TOPIC, "check")
     producer = Producer(nsqd.tcp_address)
     asyncio.run(producer.publish(TOPIC, b"one"))
@@ -314,7 +314,7 @@ async def test_messages_fetched_by_one_loop_are_not_returned_in_another(nsqd: Go
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="all messages are finished")
 
 
-async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
+async def test_a_window_full_of_bytes_does_not_block_the_event_loop(
     scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting publishes enter in order, as far as the first of them leaves room."""
@@ -334,7 +334,7 @@ async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     await producer.stop(patience_s(5))
 
 
-async def test_a_refused_publish_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
+async def test_a_refused_publish_frees_its_window_for_the_next(nsqd: GoNsqd) -> None:
     options = ClientOptions(max_outstanding=1, publish_timeout_s=600)
     async with Producer(nsqd.tcp_address, options) as producer:
         publishes = [producer.publish(topic, b"x") for topic in (TOPIC, "not a topic", TOPIC)]
@@ -342,7 +342,7 @@ async def test_a_refused_publish_leaves_its_room_to_the_next(nsqd: GoNsqd) -> No
     assert [type(result) for result in ended] == [type(None), errors.PublishInvalid, type(None)]
 
 
-async def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(go_nsqd: MakeNsqd) -> None:
+async def test_a_hanging_nsqd_does_not_fill_the_window_of_another_nsqd(go_nsqd: MakeNsqd) -> None:
     first, second = go_nsqd(), go_nsqd()
     options = ClientOptions(publish_timeout_s=600, max_outstanding=4)
     producer = Producer([first.tcp_address, second.tcp_address], options)

@@ -129,7 +129,7 @@ def archivers() -> Iterator[list[Contestant]]:
 def to_another_nsqd() -> Iterator[list[Contestant]]:
     with TemporaryDirectory() as there, GoNsqd(Path(there), "-mem-queue-size=5000000") as nsqd:
         to = f"--destination-topic=copies --destination-nsqd-tcp-address={nsqd.tcp_address}"
-        yield [  # Go takes two dashes, too
+        yield [  # Go accepts two dashes as well
             Contestant("nsq_to_nsq", f"nsq_to_nsq {GO} -status-every=0 {to}"),
             Contestant("`nsq to-nsq`", f"nsq to-nsq {OURS} {to} --no-loop-guard"),
         ]

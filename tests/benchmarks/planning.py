@@ -29,7 +29,7 @@ from nsqtools.spark.archives.read_settings import ReadSettings
 
 PLAN_S = 600
 WRITER = "5b1c2f0e8d9a4e6f9c3b7a1d2e4f6081"
-MEMBERS = 3600  # of each file
+MEMBERS = 3600  # per file
 
 
 def make_indexes(directory: Path, topics: int, hours: int) -> None:

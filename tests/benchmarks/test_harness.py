@@ -76,7 +76,7 @@ def test_the_documents_have_the_figures_of_the_raw_data() -> None:
     assert [name for name in BLOCKS if f"<!-- measured: {name} -->" not in texts] == []
 
 
-def test_a_failed_run_is_reported_and_ends_no_other(
+def test_a_failed_run_is_reported_and_ends_no_other_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def some(seconds: float, rounds: int) -> Iterator[Row]:

@@ -199,7 +199,9 @@ def test_a_late_failure_is_an_attempt(
 # -- healthy programs with the harshest settings: giving up would lose finishable messages --------
 
 
-def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_loses_no_message(
+    quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a limit, messages would time out repeatedly before the pool reaches them."""
     monkeypatch.setattr(in_flight_limit, "START", 16)
     nsqd = quick_nsqd

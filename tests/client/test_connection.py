@@ -217,7 +217,9 @@ def test_a_late_answer_is_counted(
     conn.expect("NOP")
 
 
-def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+def test_only_the_first_of_two_fatal_errors_is_reported(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
     on_error = Mock(side_effect=LookupError("of the callback: it harms nothing"))
     consume(scripted_nsqd.address, more={"on_error": on_error})
     conn = scripted_nsqd.subscribed("RDY 200")
@@ -368,7 +370,7 @@ def test_hanging_nsqd_delay_no_other_nsqd(nsqd: GoNsqd, consume: Consume) -> Non
         nsqd.publish(TOPIC, b"x")
         [message] = take(consumer, 1)
         message.finish()
-        assert consumer.errors() == []  # all others are still being tried
+        assert consumer.errors() == []  # all other nsqd are still being tried
         consumer.stop()
         for _ in addresses:
             accepted, _ = hanging.accept()

@@ -185,7 +185,8 @@ def test_consumer_health(nsqd: GoNsqd, consume: Consume) -> None:
 
 
 def test_producer_health(scripted_nsqd: ScriptedNsqd, dead_address: str, produce: Produce) -> None:
-    producer = produce([scripted_nsqd.address, dead_address])  # with a second address, a hanging nsqd is set aside
+    # with a second address, a hanging nsqd is set aside
+    producer = produce([scripted_nsqd.address, dead_address])
     assert producer.health() == ProducerHealth([], 0, 0.0, None)
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()

@@ -127,7 +127,9 @@ def test_cls_is_sent_once(dialog: Dialog) -> None:
     conn.expect_closed()
 
 
-def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
+def test_no_connection_is_opened_after_a_stop(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
     consumer = consume(scripted_nsqd.address, reconnect_base_s=0.2)
     scripted_nsqd.subscribed("RDY 1").close()
     wait_until(lambda: not consumer.connections, what="the loss")

@@ -279,7 +279,7 @@ def test_a_handler_after_a_failed_call_gets_the_connection(failing: str) -> None
             is_complete = not taken
 
 
-def test_threads_that_publish_and_stop_at_random_lose_nothing(
+def test_threads_that_publish_and_stop_at_random_lose_no_message(
     nsqd: GoNsqd, produce: Produce, in_background: InBackground
 ) -> None:
     """The connection is lent and taken back all the time."""

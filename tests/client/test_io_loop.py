@@ -129,7 +129,7 @@ def test_periodic_calls_of_members_share_iterations() -> None:
         member.call_soon(member.stop)
         assert member.join(patience_s(5))
     assert len({round(at, 1) for at in calls}) <= len(calls) / 10
-    # also where the next multiple is rounded down to now: the thread would make no other call
+    # rounding the next multiple down to now would let the thread make no other call
     assert all(next_multiple(at, interval_s) > at for at, interval_s in [(1e3, 0.1), (1000.8, 0.3)])
 
 

@@ -92,7 +92,9 @@ def test_an_invalid_value_is_refused_with_a_hint(name: str, text: str) -> None:
         ("auth_secret", (b"bytes",), ("text",)),
         ("tls_pin_sha256", ("abc",), ("",)),
         ("ssl_context", ("ca.pem",), (None,)),
-        *((name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")),  # one of them alone
+        *(
+            (name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")
+        ),  # each without the other
     ],
 )
 def test_values_that_nsqd_would_refuse_are_refused(
@@ -176,6 +178,6 @@ def test_options_come_from_the_variables_of_the_commands(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_an_invalid_variable_is_named(environ: dict[str, str], complaint: str) -> None:
+def test_an_invalid_variable_is_reported_by_name(environ: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         ClientOptions.from_env(environ)

@@ -394,7 +394,7 @@ def test_settled_publications_leave_the_queue() -> None:
 @pytest.mark.parametrize(
     ("sizes", "groups"),
     [
-        ([46, 46], [2]),  # with four bytes of length each, they fill a body
+        ([46, 46], [2]),  # they fill a body, with four bytes for each length
         ([46, 47], [1, 1]),
         ([200, 1, 1], [1, 2]),  # too large for any body, so nsqd must refuse it alone
         ([1] * 45, [20, 20, 5]),

@@ -181,7 +181,9 @@ def test_a_signal_handler_of_the_program_is_kept(nsqd: GoNsqd) -> None:
     assert left(nsqd)[1] == 0
 
 
-def test_a_left_block_requeues(nsqd: GoNsqd, consume: Consume, in_background: InBackground) -> None:
+def test_leaving_the_block_requeues_messages(
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground
+) -> None:
     fill(nsqd, 10)
     consumer = consume(nsqd.tcp_address, drain_timeout_s=3600)
 

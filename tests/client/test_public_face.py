@@ -192,7 +192,7 @@ def test_connections_are_reported_and_errors_of_callbacks_are_logged(
     assert caplog.text.count("on_lost failed") == 2
 
 
-async def test_a_paused_consumer_gets_nothing_until_it_resumes(
+async def test_a_paused_consumer_gets_no_message_until_it_resumes(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
     """Threads and asyncio share this code."""

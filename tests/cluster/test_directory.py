@@ -69,7 +69,7 @@ def test_a_hanging_nsqd_is_asked_once_and_then_skipped(
 
 
 def test_a_timeout_is_forgotten_when_the_daemon_may_be_asked_again(dead_address: str) -> None:
-    # as of a connection, whose timeout is shorter
+    # like a connection, which has a shorter timeout
     wait = Mock(side_effect=DeadlineExceeded("no answer in time"))
     with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=0.01)) as client:
         with pytest.raises(DeadlineExceeded):

@@ -109,7 +109,7 @@ def test_a_topic_that_no_nsqd_has_for_long_is_given_up(
     clock.now_s += 2
     assert unlisted.among({"ghost"}) == set()
     clock.now_s += 10
-    unlisted.among(set())  # the topic had a connection meanwhile: the time begins again
+    unlisted.among(set())  # the topic had a connection, so the time begins again
     for _ in range(2):
         assert unlisted.among({"ghost"}) == set()
         clock.now_s += 10

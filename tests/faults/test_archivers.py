@@ -92,7 +92,7 @@ def test_kills_at_random_points_neither_lose_nor_double_messages(
     process = killed_again_and_again(
         lambda: spawn_nsq(args), lambda: unfinished(nsqd, TOPIC, CHANNEL), kills
     )
-    nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
+    nsqd.publish(TOPIC, b"the last one")  # its arrival shows that the last run has begun
     wait_until_archived(nsqd)
     ended(process)
 
@@ -186,7 +186,7 @@ def test_kills_during_uploads_store_every_file_once(
     process = killed_again_and_again(
         lambda: spawn_nsq(args), lambda: {*out.rglob(".*.upload*")}, kills
     )
-    nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
+    nsqd.publish(TOPIC, b"the last one")  # its arrival shows that the last run has begun
     published.append(b"the last one")
     wait_until_archived(nsqd)
     wait_until(
@@ -268,7 +268,7 @@ LONG += [("delta", True, 1), ("parquet", True, 1)]
 def test_a_kill_at_any_step_of_landing_lands_every_message_once(
     tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], store: str, compacts: bool, every: int
 ) -> None:
-    """Also if the archive is compacted before the next run, and the compacted logs are removed."""
+    """The archive may be compacted before the next run, and the compacted logs removed."""
     with killing(LANDING_STEPS, LANDING, nsq_env) as killed_at:
         for step in range(0, 100, every):
             table, logs = tmp_path / f"table-{step}", tmp_path / f"logs-{step}"

@@ -117,9 +117,7 @@ def test_only_messages_within_a_damaged_record_are_missing(
 
 
 TOPICS = ("a", "b", "c")
-NEIGHBORS = (
-    150  # messages of a page, and those that are reachable through one page of the tree only
-)
+NEIGHBORS = 150  # messages of a page, and messages reachable only through one page of the tree
 
 
 def left_with_a_log(path: Path, serve: Serve) -> set[bytes]:
@@ -130,7 +128,7 @@ def left_with_a_log(path: Path, serve: Serve) -> set[bytes]:
         nsqd.create_channel(topic, "ch")
     for number in range(15):
         if number == 10:
-            nsqd.stop()  # which brings the log into the file
+            nsqd.stop()  # a stop moves the log into the database
             nsqd.start()
         for topic in TOPICS:
             bodies = [b"%d %d " % (number, index) + topic.encode() * 300 for index in range(30)]

@@ -110,7 +110,7 @@ def test_a_consumer_is_served_while_other_clients_die(
         for (turn, layer), (at, sent), how in itertools.product(
             enumerate(LAYERS), enumerate(STATES.values()), DEATHS
         )
-        # in short: with TLS each death in each state, on other layers one death for each state
+        # the short form: each death in each state with TLS, one death for each state elsewhere
         if rounds > 1 or layer == "tls_v1" or how == DEATHS[(turn + at) % len(DEATHS)]
     ] * rounds
     random.Random(rounds).shuffle(cases)

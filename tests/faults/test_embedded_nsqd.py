@@ -69,7 +69,7 @@ def test_synced_messages_survive_a_kill(
     publisher.join()
 
     restarted = serve(successor(nsqd.data_path, *flags))
-    # the Go nsqd delivers more than its depth, which counts only what the positions name
+    # the Go nsqd delivers more than its depth, which counts only messages up to the saved position
     with subscribed(restarted.tcp_address, "t", "ch", ready=100) as client:
         received: set[bytes] = set()
         while not received >= set(confirmed):
@@ -362,7 +362,7 @@ def test_a_full_disk_keeps_the_list_of_topics_complete(small_disk: Path, serve: 
         nsqd.create_topic(f"{number:040d}")
     failure = "failed to persist metadata"
     wait_until(lambda: failure in nsqd.log.splitlines()[-1], what="there is no room")
-    nsqd.post("/topic/pause", topic=f"{2:040d}")  # which holds, as in Go's nsqd
+    nsqd.post("/topic/pause", topic=f"{2:040d}")  # the pause takes effect, as in Go's nsqd
     (small_disk / "rest").unlink()
     (small_disk / "filler").unlink()
     wait_until(lambda: listed() == 2 * TOPICS, what="it is written")

@@ -136,7 +136,7 @@ def test_to_http(
     quick_nsqd: EmbeddedServer, forward: Forward, http_server: MakeServer, messages: int, kills: int
 ) -> None:
     rng, server = random.Random(messages), http_server()
-    server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # and some answers are lost
+    server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # some answers are lost
     options = ["--post", server.url, "--rate", "1000", "--concurrency", "20"]
     run = forward(quick_nsqd, 50, "to-http", *options)
     run.publish(messages)

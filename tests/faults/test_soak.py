@@ -60,7 +60,7 @@ RATE = 200  # messages a second to each nsqd
 SECRET = "of the soak"
 VIEWERS = 10
 SAMPLES = 40
-GROWTH_MB = 8.0  # and a tenth: a heap may grow so much without a leak
+GROWTH_MB = 8.0  # plus a tenth: a heap may grow by this without a leak
 GROWTH_DESCRIPTORS = 8  # short-lived connections: a lookup, a connection that is replaced
 WITHOUT_FAULTS_S = 1.5
 
@@ -396,7 +396,7 @@ def until_confirmed(publish: Callable[[], object]) -> None:
 
 
 def pending(directory: Path) -> int:
-    """How many entries the scheduler still has."""
+    """Count the entries that the scheduler still has."""
     with closing(ScheduleStore(directory, read_only=True)) as store:
         return len(store.entries(10))
 

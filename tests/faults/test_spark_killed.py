@@ -212,7 +212,7 @@ def test_ingestion_through_many_kills(
 
 SLOTS = 2
 BODY_BYTES = 400
-MESSAGE_BYTES = 4 + BODY_BYTES  # as MPUB sends it
+MESSAGE_BYTES = 4 + BODY_BYTES  # the size in an MPUB
 WINDOW = SLOTS * (MAX_OUTSTANDING + 2) * BATCH_ROWS
 
 

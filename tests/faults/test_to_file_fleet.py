@@ -138,7 +138,9 @@ def test_a_fleet_survives_kills(fleet: Fleet, topics: int, messages: int, kills:
     published = fleet.fill(topics, messages)
     flags = ["--max-in-flight", "20", "--rotate-text-size", "20KB", "--sync-interval", "50ms"]
     process = killed_again_and_again(lambda: fleet.start("--gzip", *flags), fleet.left, kills)
-    fleet.nsqd.publish("orders0000", b"the last one")  # which shows that the last run has begun
+    fleet.nsqd.publish(
+        "orders0000", b"the last one"
+    )  # its arrival shows that the last run has begun
     fleet.wait_until_archived()
     ended(process)
 
@@ -185,7 +187,7 @@ def test_restarts_and_deletions_neither_lose_nor_double_messages(
             daemon = fleet.lookupd if target == "nsqlookupd" else nsqd
             daemon.stop()
             daemon.start()
-    publish()  # which recreates each deleted topic
+    publish()  # recreates each deleted topic
     nsqd.stop()
     nsqd.start()  # so that it registers all topics now, and not at the next heartbeat
     fleet.wait_for_topics(9)

@@ -516,7 +516,7 @@ def test_channels_are_drained_together_and_a_stop_waits_for_none(
 
     def slowly(self: ChannelPublisher, topic: str, channel: str, messages: list[Message]) -> None:
         stored.append(channel)
-        threading.Event().wait(0.02)  # more comes meanwhile
+        threading.Event().wait(0.02)  # more messages arrive in the meantime
         store_received(self, topic, channel, messages)
         if len(stored) == 10:
             self.stop()

@@ -55,10 +55,10 @@ class Running:
     manager: entering starts it, leaving kills it. GET and POST take parameters as keywords.
     """
 
-    name: str  # of the program, for messages
+    name: str  # the program, for messages
     tcp_address: str
     http_address: str
-    log: str  # of all runs
+    log: str  # the log of all runs
     start: Callable[[], None]
     stop: Callable[[], None]
     kill: Callable[[], None]

@@ -22,7 +22,7 @@ from plugins.in_process import Result
 from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
-UNTIL_SIGNAL = "# until SIGTERM"  # in a Python program
+UNTIL_SIGNAL = "# until SIGTERM"  # the marker in a Python program
 # A command that is not ready for an interrupt ends with a traceback. It is ready soon after its
 # first output; a command without output has to start within this time.
 LET_RUN_S = patience_s(0.4)

@@ -163,7 +163,7 @@ def run_with_kills(site: Site, count: int, kills: int) -> None:
     with site.worker(*options):
         names = {f"{n} ended" for n in range(count)}
         wait_until(lambda: set(site.runs("ended")) == names, what="each task", timeout_s=60)
-    assert len(site.runs("ended")) <= count + kills * 2 * MAX_IN_FLIGHT  # of two processes
+    assert len(site.runs("ended")) <= count + kills * 2 * MAX_IN_FLIGHT  # two processes
 
 
 def test_each_task_runs_although_workers_are_killed(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
