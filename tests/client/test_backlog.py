@@ -150,9 +150,8 @@ def test_a_message_that_only_expired_is_not_given_up(dialog: Dialog, handle: Han
 def test_a_message_that_no_handler_received_has_no_attempt(
     dialog: Dialog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        consumer_module, "TARGET_HOLD_S", patience_s(5)
-    )  # it takes several messages at a time
+    # it takes several messages at a time
+    monkeypatch.setattr(consumer_module, "TARGET_HOLD_S", patience_s(5))
     consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     conn.message(b"x")
     messages = iter(consumer)

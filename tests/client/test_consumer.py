@@ -311,9 +311,8 @@ def test_batches_have_the_requested_size(go_nsqd: MakeNsqd, msg_timeout: str) ->
             if sum(sizes) >= 1500:
                 break
         assert consumer.stats.late == consumer.stats.expired == 0
-    assert sizes == [500] * 3 or (
-        msg_timeout == "4s" and sum(sizes) == 1500
-    )  # one second to collect
+    # one second to collect
+    assert sizes == [500] * 3 or (msg_timeout == "4s" and sum(sizes) == 1500)
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 

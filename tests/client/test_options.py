@@ -92,9 +92,8 @@ def test_an_invalid_value_is_refused_with_a_hint(name: str, text: str) -> None:
         ("auth_secret", (b"bytes",), ("text",)),
         ("tls_pin_sha256", ("abc",), ("",)),
         ("ssl_context", ("ca.pem",), (None,)),
-        *(
-            (name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")
-        ),  # each without the other
+        # each without the other
+        *((name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")),
     ],
 )
 def test_values_that_nsqd_would_refuse_are_refused(

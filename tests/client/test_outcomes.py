@@ -105,9 +105,8 @@ class FickleNsqd:
             return True
         bodies = bodies_of(command.line, command.body)
         step = self._steps.pop(0) if self._steps else Step(99, "OK")
-        if (
-            name == "MPUB" or step.reply != FULL
-        ):  # a single message is stored or refused, and nsqd reports it
+        # a single message is stored or refused, and nsqd reports it
+        if name == "MPUB" or step.reply != FULL:
             self.stored.update(bodies[: step.stored])
         if step.reply == "OK":
             connection.ok()
@@ -356,10 +355,8 @@ def test_only_joinable_publications_linger() -> None:
         assert queue
         waits = queue.joinable.get("clicks", []), list(queue.single), queue.take_single()
         assert waits == (([made], [], None) if made is one else ([], [made], made))
-    assert list(queue_of(one, several).single) == [
-        one,
-        several,
-    ]  # publications of one topic, in their order
+    # publications of one topic, in their order
+    assert list(queue_of(one, several).single) == [one, several]
     queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
     for number in range(MAX_JOINED - 1):
         queue.add(publication(b"x", at=10 + number))

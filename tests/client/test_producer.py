@@ -74,9 +74,8 @@ REFUSED: list[tuple[str, list[bytes], float | None]] = [
 def test_invalid_publishes_are_not_sent(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     calls = [partial(producer.submit, to, bodies, defer_s=s) for to, bodies, s in REFUSED]
-    calls += [
-        partial(producer.publish_many, "t", [*[bytes(1 << 20)] * 5, b""])
-    ]  # the last part has an empty body
+    # the last part has an empty body
+    calls += [partial(producer.publish_many, "t", [*[bytes(1 << 20)] * 5, b""])]
     for call in calls:
         with pytest.raises(errors.PublishError) as refusal:  # all have one base class
             call()
@@ -159,9 +158,8 @@ def test_a_deaf_address_costs_one_dial_timeout(unreachable_address: str, produce
     for _ in range(100):
         with pytest.raises(errors.PublishNotSent):
             producer.publish(TOPIC, b"x")
-    assert time.monotonic() - began < 0.3 + patience_s(
-        3
-    )  # half a minute if each address had its own timeout
+    # half a minute if each address had its own timeout
+    assert time.monotonic() - began < 0.3 + patience_s(3)
 
 
 def test_heartbeats_do_not_replace_an_answer(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
@@ -762,7 +760,6 @@ def test_retries_outlast_a_missing_auth_server(
         publication.wait(patience_s(20))
     assert nsqd.depth(TOPIC) == 1 + len(waiting)
     auth_server.answer("sesame", 500, b"")
-    with pytest.raises(
-        errors.PublishRefused, match="E_AUTH_FAILED"
-    ):  # this identity was never accepted
+    # this identity was never accepted
+    with pytest.raises(errors.PublishRefused, match="E_AUTH_FAILED"):
         produce(nsqd.tcp_address, **options).publish(TOPIC, b"x")

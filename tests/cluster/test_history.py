@@ -34,14 +34,8 @@ def test_every_quantity_is_kept_for_queues_nsqd_and_the_cluster() -> None:
     expected = dict(zip(QUANTITIES, (8, 1, 3, 10, 6, 4, 0.25), strict=True))
     assert now(CHANNEL) == expected
     assert now(("b:1", "", ""))["depth"] == 1
-    assert list(now(("", "", "")).values())[:6] == [
-        8,
-        1,
-        3,
-        0,
-        6,
-        4,
-    ]  # no message was sent to topics
+    # no message was sent to topics
+    assert list(now(("", "", "")).values())[:6] == [8, 1, 3, 0, 6, 4]
 
     # several series are added, except latencies, of which the worst counts
     history = History()

@@ -109,9 +109,8 @@ def test_to_nsq(
 ) -> None:
     flags = (f"-mem-queue-size={2 * messages}", "-msg-timeout=1s")
     source: Nsqd = quick_nsqd if victim == "command" else go_nsqd(*flags)
-    target = go_nsqd(
-        flags[0]
-    )  # without -msg-timeout: a check that stalls for a second must see no message twice
+    # no -msg-timeout, so that a check that stalls for a second sees no message twice
+    target = go_nsqd(flags[0])
     target.create_channel(TOPIC, "check")
     destination = ["--destination-nsqd-tcp-address", target.tcp_address, "--no-loop-guard"]
     run = forward(source, 200, "to-nsq", *destination, "--rate", "2000")

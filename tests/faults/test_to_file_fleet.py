@@ -138,9 +138,8 @@ def test_a_fleet_survives_kills(fleet: Fleet, topics: int, messages: int, kills:
     published = fleet.fill(topics, messages)
     flags = ["--max-in-flight", "20", "--rotate-text-size", "20KB", "--sync-interval", "50ms"]
     process = killed_again_and_again(lambda: fleet.start("--gzip", *flags), fleet.left, kills)
-    fleet.nsqd.publish(
-        "orders0000", b"the last one"
-    )  # its arrival shows that the last run has begun
+    # its arrival shows that the last run has begun
+    fleet.nsqd.publish("orders0000", b"the last one")
     fleet.wait_until_archived()
     ended(process)
 
@@ -279,9 +278,8 @@ def test_a_recreated_topic_is_consumed_again(
     nsqd.publish("orders", b"before")
     orders.wait_until_archived()
 
-    orders.lookupd.post(
-        "/topic/delete", topic="orders"
-    )  # first, as nsqadmin does; otherwise it would list the nsqd again
+    # first, as nsqadmin does; otherwise it would list the nsqd again
+    orders.lookupd.post("/topic/delete", topic="orders")
     nsqd.post("/topic/delete", topic="orders")
     assert any(b"topic orders was deleted; waiting" in line for line in process.stderr)
     assert not nsqd.stats()["topics"]

@@ -401,9 +401,8 @@ def test_a_drain_moves_messages_to_the_same_channel_only(
             for number, channel in enumerate(CHANNELS):  # later channels have fewer messages
                 source.create_channel(topic, channel)
                 bodies = [b"%b %d %d" % (topic.encode(), number, n) for n in range(count)]
-                source.publish(
-                    topic, *bodies
-                )  # and wait, so that the next channel gets none of them
+                # publish waits for the copies, so that the next channel gets none of them
+                source.publish(topic, *bodies)
                 for existing in CHANNELS[: number + 1]:
                     expected.setdefault((topic, existing), []).extend(bodies)
             producer.publish_deferred(topic, b"deferred", 2.0)

@@ -32,9 +32,7 @@ class Certificates(NamedTuple):
     """The certificates that the authority of the file `ca` has issued."""
 
     ca: Path
-    other_ca: (
-        Path  # has issued no certificate: a client that trusts only this one refuses every server
-    )
+    other_ca: Path  # a client that trusts only this one must refuse every server
     server: Credentials  # for localhost and 127.0.0.1
     expired_server: Credentials
     wrong_host_server: Credentials  # for nsqd.example.org

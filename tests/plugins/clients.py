@@ -247,9 +247,8 @@ def produce() -> Iterator[Produce]:
             producer = Producer(
                 nsqd, replace(OPTIONS, **options), lookupd_http_addresses=lookupd, **(more or {})
             )
-            producers.callback(
-                producer.stop, 0.1
-            )  # does not wait for unfinished publishes of a test
+            # does not wait for unfinished publishes of a test
+            producers.callback(producer.stop, 0.1)
             return producer
 
         yield make

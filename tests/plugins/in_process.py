@@ -59,9 +59,8 @@ def run_in_process(
             status = end.code if isinstance(end.code, int) else 1
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(
-                    OSError
-                ):  # a reader that has closed the pipe, which the command has reported
+                # a reader that has closed the pipe, which the command has reported
+                with suppress(OSError):
                     stream.flush()
     return Result(status, bytes(out), err.decode())
 

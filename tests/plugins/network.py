@@ -53,9 +53,8 @@ class Proxy:
         self._flowing = {TO_CLIENT: asyncio.Event(), TO_SERVER: asyncio.Event()}
         self._left: dict[Direction, float] = {}  # bytes until a direction pauses by itself
         self._connections: set[asyncio.Task[None]] = set()
-        self._connecting = (
-            asyncio.Lock()
-        )  # a cut waits, because a half-open connection cannot be ended cleanly
+        # a cut waits, because an incomplete connection cannot be ended cleanly
+        self._connecting = asyncio.Lock()
         self._cut_with_reset = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -117,7 +116,7 @@ class Proxy:
         await asyncio.gather(*connections)
 
     async def _finish(self) -> None:
-        """Cut, and cancel half-open connections, whose sockets would be collected unclosed."""
+        """Cut, and cancel incomplete connections, whose sockets would be collected unclosed."""
         self._server.close()
         await self._cut(reset=True)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

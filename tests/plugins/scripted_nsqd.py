@@ -145,9 +145,8 @@ class Connection:
         self._socket.close()
 
     def _stop_reader(self, how: int) -> None:
-        with suppress(
-            OSError
-        ):  # closed, or the client has disconnected: the reader has ended anyway
+        # closed, or the client has disconnected: the reader has ended anyway
+        with suppress(OSError):
             self._socket.shutdown(how)
         self._reader.join()
 
