@@ -100,8 +100,8 @@ async def test_concurrent_handlers_answer_by_their_outcome(any_nsqd: AnyNsqd) ->
             consumer.begin_stop()
 
     await consumer.run(handle, concurrency=8, on_handled=on_handled)
-    again = dict.fromkeys((1, 2, 3, 4), 2)
-    assert {number: count for number, count in calls.items() if count > 1} == again
+    redelivered = dict.fromkeys((1, 2, 3, 4), 2)
+    assert {number: count for number, count in calls.items() if count > 1} == redelivered
     assert 2 <= most <= 8
     errors_of = {2: ValueError, 3: RequeueWithoutBackoff, 4: RuntimeError}
     assert dict(entry for entry in hooked if entry[1]) == errors_of

@@ -174,12 +174,12 @@ def test_a_late_failure_is_an_attempt(
     no_backoff = {"max_backoff_duration_s": 0, "more": FINISHING}
     consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=2, **no_backoff)
     handled: list[int] = []
-    begun, again = threading.Event(), threading.Event()
+    begun, was_redelivered = threading.Event(), threading.Event()
 
     def fail(message: Message) -> bool:
         handled.append(message.attempts)
         begun.set()
-        again.wait(patience_s(10))
+        was_redelivered.wait(patience_s(10))
         return False
 
     handle(consumer, fail)
@@ -188,7 +188,7 @@ def test_a_late_failure_is_an_attempt(
     assert begun.wait(patience_s(5))
     conn.message(b"x", message_id=message_id, attempts=3)
     wait_until(lambda: consumer.stats.received == 2, what="the second delivery")
-    again.set()
+    was_redelivered.set()
     conn.skip_to(f"REQ {message_id} 270000")
     conn.message(b"x", message_id=message_id, attempts=4)
     conn.skip_to(f"FIN {message_id}")

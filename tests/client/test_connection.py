@@ -276,14 +276,14 @@ def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consum
     [old] = batch_of(consumer)
     conn.close()
     scripted_nsqd.accept()  # a connection that checks whether the topic was deleted
-    again = scripted_nsqd.subscribed()
-    again.take()  # an RDY: the count decreases while `old` is unanswered
-    again.message(b"x", message_id=message_id, attempts=2)
+    second = scripted_nsqd.subscribed()
+    second.take()  # an RDY: the count decreases while `old` is unanswered
+    second.message(b"x", message_id=message_id, attempts=2)
     [new] = batch_of(consumer)
     assert not old.finish()
-    assert not [line for line in again.not_yet_expected if line.startswith("FIN")]
+    assert not [line for line in second.not_yet_expected if line.startswith("FIN")]
     assert new.finish()
-    again.skip_to(f"FIN {message_id}")
+    second.skip_to(f"FIN {message_id}")
 
 
 def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) -> None:

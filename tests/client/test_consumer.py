@@ -163,8 +163,8 @@ def test_single_answers_are_sent_immediately(
     monkeypatch.setattr(consumer_io, "COLLECT_S", 1.0)
     fill(nsqd, 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
-    gone = in_background(lambda: [take(consumer, 1)[0].finish() for _ in range(200)])
-    assert sum(gone.result(patience_s(10))) == 200
+    finished = in_background(lambda: [take(consumer, 1)[0].finish() for _ in range(200)])
+    assert sum(finished.result(patience_s(10))) == 200
 
 
 def test_consumer_health(nsqd: GoNsqd, consume: Consume) -> None:

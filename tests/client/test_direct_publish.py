@@ -85,8 +85,8 @@ def test_submits_of_a_thread_are_not_overtaken(nsqd: GoNsqd, produce: Produce) -
         producer.submit("other", [b"%d" % number])
         producer.publish("other", b"%d" % number)
     bodies: list[bytes] = []
-    one = ClientOptions(max_in_flight=1)
-    with Consumer("other", "c", nsqd_tcp_addresses=nsqd.tcp_address, options=one) as consumer:
+    options = ClientOptions(max_in_flight=1)
+    with Consumer("other", "c", nsqd_tcp_addresses=nsqd.tcp_address, options=options) as consumer:
         for message in consumer:
             bodies.append(message.body)
             message.finish()

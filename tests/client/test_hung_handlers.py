@@ -139,14 +139,14 @@ def test_messages_behind_a_hanging_handler_go_to_the_other_worker(
     """The worker was fast before, so it has taken several messages at a time."""
     nsqd = embedded_nsqd()
     nsqd.create_channel(TOPIC, CHANNEL)
-    fast, others = [b"%d" % number for number in range(40)], [b"a", b"b", b"c"]
+    fast, pending = [b"%d" % number for number in range(40)], [b"a", b"b", b"c"]
     with running(way, nsqd.tcp_address) as program:
         for body in fast:
             nsqd.publish(TOPIC, body)
         wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="the fast ones")
-        nsqd.publish(TOPIC, b"hang", *others)
+        nsqd.publish(TOPIC, b"hang", *pending)
         wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 1, what="all others are finished")
-        assert program.begun == Counter([*fast, b"hang", *others])
+        assert program.begun == Counter([*fast, b"hang", *pending])
 
 
 @pytest.mark.parametrize("way", ["for", "aio.for"])

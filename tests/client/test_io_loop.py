@@ -29,7 +29,7 @@ def test_a_defect_ends_only_its_member(
 ) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
-    other = consume(nsqd.tcp_address, topic="other", fail_fast=True)
+    healthy = consume(nsqd.tcp_address, topic="other", fail_fast=True)
     consumer = consume(nsqd.tcp_address, fail_fast=True)
     (subscription,) = consumer._io.subscriptions
     loop, connection = consumer._io.loop, subscription.connection
@@ -58,7 +58,7 @@ def test_a_defect_ends_only_its_member(
     assert caught.value.__cause__ is not None
     assert not consumer.connections
     producer.publish("other", b"z")
-    [message] = take(other, 1)
+    [message] = take(healthy, 1)
     assert message.body == b"z"
 
 

@@ -322,18 +322,18 @@ def test_only_pinned_certificates_are_accepted(
 ) -> None:
     address, trusted = tls_nsqd.tcp_address, {"tls_root_ca_file": str(certificates.ca)}
     der = ssl.PEM_cert_to_DER_cert(certificates.server.cert.read_text())
-    pin, other = sha256(der).hexdigest(), "0" * 64
+    pin, wrong_pin = sha256(der).hexdigest(), "0" * 64
     colons = ":".join(pin[at : at + 2] for at in range(0, 64, 2)).upper()
-    open_to(address, tls_v1=True, tls_pin_sha256=f"{other} {pin}", **trusted).close()
+    open_to(address, tls_v1=True, tls_pin_sha256=f"{wrong_pin} {pin}", **trusted).close()
     unverified: dict[str, Any] = {"tls_v1": True, "tls_insecure_skip_verify": True}
     open_to(address, tls_pin_sha256=colons, **unverified).close()  # only the pin is verified
     with pytest.raises(errors.TLSError, match=f"its SHA-256 is {pin}, which is not pinned"):
-        open_to(address, tls_pin_sha256=other, **unverified)
+        open_to(address, tls_pin_sha256=wrong_pin, **unverified)
     with pytest.raises(errors.TLSError, match="not acceptable"):  # a pin replaces no verification
         open_to(address, tls_v1=True, tls_pin_sha256=pin)
     url = f"https://{tls_nsqd.https_address}"
     refusal = pytest.raises(errors.TLSError, match="is not pinned")
-    for pinned, outcome in ((pin, nullcontext()), (other, refusal)):
+    for pinned, outcome in ((pin, nullcontext()), (wrong_pin, refusal)):
         options = ClientOptions(tls_v1=True, tls_pin_sha256=pinned, **trusted)
         with NsqdHTTPClient(url, HTTPAccess(tls=tls_context(options))) as nsqd, outcome:
             nsqd.ping()

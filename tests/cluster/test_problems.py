@@ -238,8 +238,8 @@ def test_a_restart_of_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: ExitStac
     stage = Stage(nsqd, stack)
     stage.do("channel, publish, look")
     nsqd.stop()
-    gone = stage.judge()
-    assert re.search("; 30 messages when last seen ..:..:.. UTC$", gone[Fault.GONE].text)
+    problems = stage.judge()
+    assert re.search("; 30 messages when last seen ..:..:.. UTC$", problems[Fault.GONE].text)
     nsqd.start()
     wait_until(lambda: Fault.GONE not in stage.judge(), what="it answers again")
     assert nsqd.depth("t", "c") == COUNT

@@ -114,8 +114,8 @@ def test_an_unchanged_topic_keeps_its_rows_until_it_is_deleted() -> None:
     for at_s in (0.0, 1.0):
         rows = reading.read(answer(a=10, last=0), at_s)  # the last topic is always read
     assert all(row.rates is not None and row.rates.ingress == 0 for row in rows)
-    again = reading.read(answer(a=10, last=0), 2.0)
-    assert all(one is other for one, other in zip(rows, again, strict=True))
+    unchanged = reading.read(answer(a=10, last=0), 2.0)
+    assert all(one is other for one, other in zip(rows, unchanged, strict=True))
     assert reading.rate(answer(a=40), 4.0) == 15
     assert list(reading._meter._topics) == ["a"]
 

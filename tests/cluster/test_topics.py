@@ -54,8 +54,8 @@ def test_nsqlookupd_leads_to_the_nsqd_and_an_unreachable_one_is_reported(
 ) -> None:
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     nsqd.publish("clicks", b"a", b"b", b"c")
-    other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    other.create_channel("clicks", "archive")  # this consumes nothing of the first nsqd
+    second = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    second.create_channel("clicks", "archive")  # this consumes nothing of the first nsqd
 
     wait_until(lambda: len(lookupd.producers("clicks")) == 2, what="both have registered it")
     addresses = ClusterAddresses(lookupd_http=[lookupd.http_address, unreachable_address])

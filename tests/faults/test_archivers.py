@@ -235,7 +235,7 @@ LOG_FILES = "[!.]*.log.*"
 
 
 def logs_of(directory: Path) -> list[Path]:
-    """Write two logs: one of 0.3.0, and an Arrow log that spans two days."""
+    """Write two logs: a log of 0.3.0, and an Arrow log that spans two days."""
     writer, paths, messages = Writer(directory, topic=TOPIC), [], numbered(0, 5)
     later = [
         message._replace(timestamp_ns=message.timestamp_ns + DAY_NS) for message in messages[3:]

@@ -187,8 +187,8 @@ def test_confirmed_messages_survive_every_kind_of_end(
             missing.discard(message.body)
             client.finish([message])
     if how == "killed":
-        again = delivered.keys() & received.keys()
-        assert all(received[body] > delivered[body] for body in again)
+        redelivered = delivered.keys() & received.keys()
+        assert all(received[body] > delivered[body] for body in redelivered)
 
 
 @pytest.mark.real_nsqd

@@ -41,7 +41,11 @@ OURS = "import sys; from nsqtools.cli.main import main; sys.argv[0] = '{}'; sys.
 def tried(name: str) -> set[str]:
     """The flags in the source of the functions here that run a utility."""
     functions = filter(inspect.isfunction, globals().values())
-    sources = [one for one in map(inspect.getsource, functions) if re.search(rf"\b{name}[ (]", one)]
+    sources = [
+        source
+        for source in map(inspect.getsource, functions)
+        if re.search(rf"\b{name}[ (]", source)
+    ]
     return {*re.findall(r"(?<![\w-])--?([a-z][a-z-]*)", "".join(sources)), "version"}
 
 

@@ -285,13 +285,13 @@ def test_a_kill_during_removal_leaves_a_usable_data_path(
             assert temporary.nsqd.unfinished_channels() == []
 
     unlink, remove = Path.unlink, JobNsqd._remove_files
-    gone: list[str] = []
+    unlinked: list[str] = []
 
     def killed(path: Path, missing_ok: bool = False) -> None:
-        if len(gone) == removed:
+        if len(unlinked) == removed:
             raise KeyboardInterrupt
         unlink(path, missing_ok)
-        gone.append(path.name)
+        unlinked.append(path.name)
 
     def remove_some(nsqd: JobNsqd) -> None:
         with monkeypatch.context() as patched:
@@ -301,7 +301,7 @@ def test_a_kill_during_removal_leaves_a_usable_data_path(
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
         patched.setattr(JobNsqd, "_remove_files", remove_some)
         use()
-    assert len(gone) == removed
+    assert len(unlinked) == removed
     use()
 
     assert not (tmp_path / "place").exists()
@@ -341,16 +341,16 @@ def test_a_cluster_with_auth_needs_an_nsqd_with_auth(
 
 
 @pytest.mark.parametrize(("count", "kills"), [(4_000, 2), slow(200_000, 20)])
-def test_kills_lose_nothing_and_redeliver_only_messages_in_flight(
+def test_kills_lose_no_message_and_redeliver_only_messages_in_flight(
     orders: Consumed, spawn_nsq: SpawnNsq, tmp_path: Path, count: int, kills: int
 ) -> None:
     orders.begin("orders", *CHANNELS)
-    seen = orders.of("billing")
+    received = orders.of("billing")
     command = orders.command("replay", archived(tmp_path / "a.gz", count), "--max-depth", 2000)
     for number in range(1, kills + 1):
         job = spawn_nsq(command)
         wait_until(
-            lambda part=number: len(seen) > part * count / (kills + 1),
+            lambda part=number: len(received) > part * count / (kills + 1),
             what=f"part {number} came",
             timeout_s=60,
         )

@@ -31,7 +31,7 @@ class Result(NamedTuple):
 
 
 class RanTooLong(BaseException):
-    """The command had not ended in time. The command line would report an `Exception`."""
+    """The command had not ended in time. The command line would catch an `Exception`."""
 
 
 def run_in_process(
@@ -101,7 +101,7 @@ def _terminal(stdin: bytes, columns: int) -> Iterator[tuple[bytearray, bytearray
 
 
 def _replace(descriptors: Sequence[int]) -> None:
-    """Replace the files of descriptors 0, 1 and 2, which are closed."""
+    """Close the files of descriptors 0, 1 and 2, and replace them."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
