@@ -43,7 +43,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 RunSql = Callable[..., Result]
 
 
-def test_a_session_has_our_settings_and_refuses_other_local_users(
+def test_a_session_has_our_settings_and_authenticates_its_users(
     spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
     conf = spark.sparkContext.getConf()
