@@ -9,15 +9,17 @@ report of a failed test.
 import http.client
 import io
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 from urllib.parse import urlencode
 
 from plugins.ports import ReservedPort
@@ -185,10 +187,12 @@ class Daemon(Running):
         self._listeners = listeners
         self.tcp_address = self.http_address = self.https_address = ""
         self._ports = [ReservedPort() for _ in listeners]
-        self._process: subprocess.Popen[str] | None = None
-        self._log_lines: list[str] = []
-        self._run_began = 0  # index into the log of the first line of the present run
-        self._log_reader: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        # A file without a name, because a soak of hours logs more than its memory should hold.
+        self._log_fd, path = tempfile.mkstemp()
+        os.unlink(path)
+        weakref.finalize(self, os.close, self._log_fd)
+        self._run_began = 0  # size of the log at the start of the present run
 
     @property
     def pid(self) -> int:
@@ -196,7 +200,11 @@ class Daemon(Running):
 
     @property
     def log(self) -> str:
-        return "".join(self._log_lines)
+        return self._log_from(0)
+
+    def _log_from(self, offset: int) -> str:
+        size = os.fstat(self._log_fd).st_size
+        return os.pread(self._log_fd, size - offset, offset).decode(errors="replace")
 
     def start(self) -> None:
         """Start, on the same ports as before; return when it listens."""
@@ -205,20 +213,14 @@ class Daemon(Running):
         for attribute, port in zip(self._listeners.values(), self._ports, strict=True):
             address = getattr(self, attribute) or f"127.0.0.1:{port.number}"
             addresses.append(f"-{attribute.replace('_', '-')}={address}")
-        self._run_began = len(self._log_lines)
+        self._run_began = os.fstat(self._log_fd).st_size
         self._process = subprocess.Popen(
             [*self._command(), *addresses, *self._flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            stderr=self._log_fd,
             start_new_session=True,  # ^C stops only the tests, which then stop the daemon
         )
-        self._log_reader = threading.Thread(
-            target=self._read_log, args=(self._process.stderr,), daemon=True
-        )
-        self._log_reader.start()
         try:
             for logged_as, attribute in self._listeners.items():
                 pattern = rf"\b{logged_as}: listening on (\S+)"
@@ -243,7 +245,6 @@ class Daemon(Running):
             self._process.kill()
             self._process.wait()
             self._process = None
-            self._log_reader.join()
 
     def pause(self) -> None:
         """Suspend it with SIGSTOP: connections stay open, and no request is answered.
@@ -268,11 +269,11 @@ class Daemon(Running):
 
     def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
         """Wait for the first match of `pattern` in the log of the current run."""
-        reader = self._log_reader
+        process = self._running()
 
         def look() -> re.Match[str] | None:
-            has_ended = not reader.is_alive()
-            match = re.search(pattern, "".join(self._log_lines[self._run_began :]))
+            has_ended = process.poll() is not None
+            match = re.search(pattern, self._log_from(self._run_began))
             if has_ended and not match:
                 raise AssertionError(f"{self.name} ended without {pattern!r}\n{self.log}")
             return match
@@ -282,14 +283,9 @@ class Daemon(Running):
     def _command(self) -> list[str | Path]:
         return [GO_PROGRAMS / self.name]
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, f"{self.name} is not running"
         return self._process
-
-    def _read_log(self, stderr: IO[str]) -> None:
-        with stderr:
-            for line in stderr:
-                self._log_lines.append(line)
 
 
 class GoNsqd(Daemon, Nsqd):
