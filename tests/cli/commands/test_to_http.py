@@ -233,16 +233,22 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> Non
 
 
 @with_both_engines
-def test_an_outage_requeues_no_message(spawn_nsq: SpawnNsq, source: Nsqd) -> None:
-    def be_there_once() -> None:
+def test_an_outage_requeues_no_message(spawn_nsq: SpawnNsq, embedded_nsqd: AnyNsqd) -> None:
+    def accept_once() -> None:
         with listener:
             listener.accept()[0].close()
 
     port = ReservedPort()
     listener = socket.create_server(("127.0.0.1", port.number))
     dead_address = f"127.0.0.1:{port.number}"
-    threading.Thread(target=be_there_once, daemon=True).start()
+    check_at_start = threading.Thread(target=accept_once, daemon=True)
+    check_at_start.start()
+    source = embedded_nsqd()
+    source.create_channel(TOPIC, CHANNEL)
     process = spawn_nsq(args(source, "-n", "3", "--post", f"http://{dead_address}"))
+    # A request before the listener is closed would be reset, which is a failed attempt.
+    check_at_start.join(patience_s(15))
+    source.publish(TOPIC, *BODIES)
     refused = f"cannot connect to {dead_address} (Connection refused)"
     assert refused.encode() in process.stderr.readline()
     assert source.channel_stats(TOPIC, CHANNEL)["requeue_count"] == 0
