@@ -209,6 +209,18 @@ def test_a_busy_durable_nsqd_truncates_its_log_when_the_disk_is_full(
     )
 
 
+@pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
+def test_the_log_of_a_durable_nsqd_leaves_most_of_a_small_disk_to_messages(
+    small_disk: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedServer(small_disk, "-durable", "-min-disk-free=1"))
+    nsqd.create_channel("t", "a")
+    count = 0
+    while publish(nsqd, "MPUB", [bytes(1000)] * 20):
+        count += 20
+    assert count * 1000 > 3 << 19  # half of the disk
+
+
 def log_size(directory: Path) -> int:
     """The bytes of the database's write-ahead log."""
     return sum(path.stat().st_size for path in directory.glob("*-wal"))
