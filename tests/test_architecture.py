@@ -38,7 +38,7 @@ celery: client cluster errors http protocol
 taskiq: aio client errors protocol
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol records tail transport
-work: aio client errors forward http protocol records
+work: aio client errors files forward http protocol records
 spark: archive client cluster errors files protocol publish records settings tail transport
 authd: cluster errors files http protocol records
 web: authd client cluster errors files http protocol records tail

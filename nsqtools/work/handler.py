@@ -20,8 +20,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import PathFinder
@@ -31,12 +30,13 @@ from typing import Any, NamedTuple
 
 from nsqtools.client.message import Message
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import state_of
 from nsqtools.work import Decoding
 
 Function = Callable[[Any], Any]
 
-Versions = dict[Path, tuple[int, int]]
-"""The modification time in nanoseconds and the size in bytes of source files."""
+Versions = dict[Path, tuple[int, ...] | None]
+"""The `state_of` source files."""
 
 EXAMPLE = "Write MODULE:FUNCTION, for example shop.handlers:bill."
 
@@ -185,16 +185,8 @@ class NamedHandler:
     def _versions(self) -> Versions:
         """Return the version of each source file, also of those not imported."""
         files = [module.__file__ for module in self._modules().values() if module.__file__]
-        paths = (path for folder in {Path(f).parent for f in files} for path in folder.glob("*.py"))
-        return dict(_versions_of(paths))
-
-
-def _versions_of(paths: Iterator[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:
-    for path in paths:
-        with suppress(OSError):  # removed meanwhile
-            status = path.stat()
-            # A clock of the kernel gives writes within 4 ms the same time.
-            yield path, (status.st_mtime_ns, status.st_size)
+        folders = {Path(file).parent for file in files}
+        return {path: state_of(path) for folder in folders for path in folder.glob("*.py")}
 
 
 def describe_exception(error: BaseException) -> str:
