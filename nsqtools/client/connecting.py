@@ -384,7 +384,7 @@ class Dialer:
                 is_announced=not self._known[address].is_direct,
                 done=partial(self._opened, address, started_at),
             )
-        except LookupError:
+        except (LookupError, UnicodeError):  # the name of a host, or text that cannot be one
             self._open_on_thread(address)
         except ConnectionFailed as exc:
             # Not in this call: the failure of many addresses would make it recursive.

@@ -45,7 +45,7 @@ class Opening:
     ) -> None:
         """``commands`` are SUB, or nothing, and the body of IDENTIFY.
 
-        Raises ``LookupError`` for the name of a host, and `ConnectionFailed`.
+        Raises as `begin_connecting`.
         """
         self._loop = loop
         self._address = address

@@ -343,7 +343,8 @@ def begin_connecting(address: Address, local_address: str = "") -> Stream:
     """Begin to connect to an IP address without waiting.
 
     The stream is non-blocking. When it is writable, call its `finish_connecting`. Raises
-    ``LookupError`` for the name of a host, and errors as `connect` does.
+    ``LookupError`` for the name of a host, ``UnicodeError`` for a malformed one, and errors as
+    `connect` does.
     """
     source = parse_address(local_address, 0) if local_address else None
     ip_address = _look_up_numeric(address)[0]

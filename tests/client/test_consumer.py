@@ -24,7 +24,7 @@ from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,13 @@ def test_invalid_arguments_of_a_consumer(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         Consumer(**(usable | arguments))
     assert Consumer(**usable | {"topic": ["a", "b", "a"]}).topics == ["a", "b"]
+
+
+@pytest.mark.parametrize("host", ["nsqd..example", 64 * "n" + ".example"], ids=["dots", "long"])
+def test_a_malformed_host_name_is_a_connection_error(consume: Consume, host: str) -> None:
+    consumer = consume(f"{host}:4150", started=False)
+    with pytest.raises(ConnectionFailed, match="not a host name"):
+        consumer.start(fail_fast=True)
 
 
 def test_invalid_batches_and_handlers(consume: Consume, in_background: InBackground) -> None:
