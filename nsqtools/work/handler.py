@@ -159,7 +159,8 @@ class NamedHandler:
         packages = {self._module.partition(".")[0]}
         for name, module in list(sys.modules.items()):
             if "." not in name and name not in ("__main__", "nsqtools"):
-                local, spec = PathFinder.find_spec(name, [self._folder]), module.__spec__
+                local = PathFinder.find_spec(name, [self._folder])
+                spec = getattr(module, "__spec__", None)  # None in sys.modules blocks an import
                 if local is not None and spec is not None and local.origin == spec.origin:
                     packages.add(name)
         modules = list(sys.modules.items())
@@ -184,8 +185,8 @@ class NamedHandler:
 
     def _versions(self) -> Versions:
         """Return the version of each source file, also of those not imported."""
-        files = [module.__file__ for module in self._modules().values() if module.__file__]
-        folders = {Path(file).parent for file in files}
+        files = [getattr(module, "__file__", None) for module in self._modules().values()]
+        folders = {Path(file).parent for file in files if file}
         return {path: state_of(path) for folder in folders for path in folder.glob("*.py")}
 
 

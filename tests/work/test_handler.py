@@ -137,6 +137,23 @@ def test_a_reload_imports_only_changed_modules_of_the_directory(write: Write) ->
     assert sys.modules["json"] is json
 
 
+def test_a_module_that_blocks_an_import_is_reloaded(write: Write) -> None:
+    write("shop_rates.py", "import sys; RATE = 1; sys.modules['absent'] = None")
+    named = NamedHandler("shop:bill", None)
+    named.load()
+    named.watch()
+    write("shop_rates.py", "RATE = 22")
+    assert [named.has_changed() for _ in range(2)] == [False, True]
+    assert named.reload().function(None) == 22
+
+
+def test_a_built_in_function_has_no_file_to_watch() -> None:
+    named = NamedHandler("builtins:print", None)
+    named.load()
+    named.watch()
+    assert not named.has_changed()
+
+
 @pytest.mark.parametrize("mistake", ["RATE = (", "import no_such", "raise SystemExit"])
 def test_a_failed_reload_changes_nothing(write: Write, mistake: str) -> None:
     named = NamedHandler("shop:bill", None)
