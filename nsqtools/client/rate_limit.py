@@ -8,6 +8,7 @@ and a low rate has single messages on time. After a stall the schedule catches u
 
 from __future__ import annotations
 
+import sys
 import threading
 
 # An allowance covers the messages of this time, so that high rates have batches.
@@ -30,7 +31,8 @@ class RateLimit:
             self._next = max(self._next, now - MAX_CATCH_UP_S)
             if now < self._next:
                 return 0
-            return max(1, int((now - self._next + SLICE_S) * self._rate))
+            # An infinite rate has no whole number.
+            return max(1, int(min((now - self._next + SLICE_S) * self._rate, sys.maxsize)))
 
     def spend(self, count: int) -> None:
         """Use the allowance of ``count`` messages; a negative count returns it."""

@@ -1,5 +1,6 @@
 """Publishing to real nsqd: every record has an outcome, and confirmed records are stored."""
 
+import math
 import os
 import threading
 from dataclasses import replace
@@ -254,6 +255,11 @@ def test_the_rate_is_exact_at_any_size_and_the_wait_is_bounded(rate: float) -> N
     limit = RateLimit(1e-300, 0.0)
     limit.spend(1)
     assert limit.wait_s(0.0) == TIMEOUT_MAX
+
+
+def test_an_infinite_rate_is_no_limit() -> None:
+    limit = RateLimit(math.inf, 0.0)
+    assert [limit.reserve(1000, 0.0) for _ in range(3)] == [1000, 1000, 1000]
 
 
 @given(
