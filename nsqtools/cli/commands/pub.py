@@ -286,7 +286,7 @@ def pub(
 
         def publish() -> None:
             try:
-                job.run(source.batches(reader, lambda: publisher.is_stopped))
+                job.run(source.batches(reader, job.should_stop))
             finally:
                 if position is not None:
                     position.save()

@@ -60,6 +60,12 @@ def test_a_record_is_retried_or_given_up_while_the_input_is_idle(
     wait_for(serve(nsqd), 1)
 
 
+def test_repeated_texts_end_when_one_is_given_up(spawn_nsq: SpawnNsq, dead_address: str) -> None:
+    words = ["--nsqd-tcp-address", dead_address, "--repeat", "2", "--interval", "1h"]
+    process = spawn_nsq(["pub", "-t", "events", *words, "--retry-timeout", "0s", "text"])
+    assert process.wait(patience_s(10)) == 4
+
+
 def test_a_refused_secret_is_status_5_and_not_shown(
     run_nsq: RunNsq, go_nsqd: MakeNsqd, auth_server: AuthServer, tmp_path: Path
 ) -> None:
