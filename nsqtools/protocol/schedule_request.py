@@ -30,8 +30,8 @@ def request_at(topic: str, body: bytes, at: datetime, key: str = "") -> bytes:
     at_ns = (at - _EPOCH) // timedelta(microseconds=1) * 1000
     if not 0 <= at_ns <= LATEST_NS:
         raise ValueError("the time is not between 1970 and 2262")
-    if len(key) > MAX_KEY_LENGTH:
-        raise ValueError(f"key has more than {MAX_KEY_LENGTH} characters")
+    if key:
+        check_key(key)
     if not body:
         raise ValueError("the body is empty")
     return encode_request(topic, body, at_ns=at_ns, key=key)
@@ -66,6 +66,19 @@ def encode_request(
     if envelope:
         fields["envelope"] = True
     return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def check_key(key: str) -> str:
+    """Return the key unchanged. Raises ``ValueError`` if no entry can have it."""
+    if not key:
+        raise ValueError("key is empty")
+    if len(key) > MAX_KEY_LENGTH:
+        raise ValueError(f"key has more than {MAX_KEY_LENGTH} characters")
+    try:
+        key.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which SQLite cannot store
+        raise ValueError("key is not UTF-8") from None
+    return key
 
 
 def encode_cancellation(key: str) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.schedule_request import LATEST_NS, MAX_KEY_LENGTH, format_time
+from nsqtools.protocol.schedule_request import LATEST_NS, check_key, format_time
 from nsqtools.protocol.text import NS
 from nsqtools.records.units import parse_days, parse_time
 
@@ -208,12 +208,10 @@ def _parse_fields(fields: dict[str, Any], default_key: str, asked_ns: int) -> En
     # A misspelled field would otherwise be a message at the wrong time.
     if unknown := sorted(set(fields) - FIELDS):
         raise InvalidRequest(f"field {unknown[0]!r} is not known")
-    key = _field(fields, "key", str, "") or default_key
-    key.encode()  # a lone surrogate, which SQLite cannot store, raises ValueError
-    if len(key) > MAX_KEY_LENGTH:
-        raise InvalidRequest(f"key has more than {MAX_KEY_LENGTH} characters")
+    if key := _field(fields, "key", str, ""):
+        check_key(key)
     if _field(fields, "cancel", bool, False):
-        if "key" not in fields:
+        if not key:
             raise InvalidRequest("cancel needs a key")
         return Cancellation(key)
     topic = _field(fields, "topic", str, "")
@@ -222,7 +220,7 @@ def _parse_fields(fields: dict[str, Any], default_key: str, asked_ns: int) -> En
     if not 0 <= due_ns <= LATEST_NS:
         raise InvalidRequest("it is not due between 1970 and 2262")
     return Entry(
-        key,
+        key or default_key,
         due_ns,
         topic,
         _body(fields),

@@ -51,6 +51,8 @@ def test_pub_sends_one_request_per_message_and_warns_without_scheduler(
         (["--key", "k"], "need --at, --in, --every or --cron"),
         (["--in", "1h", "--defer", "1m"], "--defer excludes"),
         (["--in", "1h", "--key", "k", "another"], "--key is for one message"),
+        (["--in", "1h", "--key", "k", "--repeat", "2"], "--key is for one message"),
+        (["--in", "1h", "--key", "\udcff"], "key is not UTF-8"),
         (["--in", "1h", "--channel", "c"], "--channel excludes"),
     ],
 )

@@ -89,11 +89,12 @@ def test_a_cancellation_names_its_key() -> None:
         ({"body64": "eA=="}, "one of body and body64"),
         ({"body": "", "body64": "x"}, "base64"),
         ({"body": "\ud800"}, "surrogates"),
-        ({"key": "\ud800"}, "surrogates"),
+        ({"key": "\ud800"}, "key is not UTF-8"),
         ({"at": "", "every": "2500000h"}, "between 1970 and 2262"),
         ({"catch_up": "some"}, "some"),
         ({"key": "k" * 257}, "256"),
         ({"cancel": True}, "cancel needs a key"),
+        ({"cancel": True, "key": ""}, "cancel needs a key"),
         ({"att": "+1h"}, "'att' is not known"),
     ],
 )

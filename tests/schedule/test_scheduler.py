@@ -253,6 +253,14 @@ def test_a_key_replaces_and_cancels_whatever_the_order_of_delivery(
     assert run_nsq(["schedule", "show", "b", "--data-path", data]).status == 3
 
 
+@pytest.mark.parametrize("key", ["", "k" * 257, "\udcff"], ids=["empty", "long", "not UTF-8"])
+def test_a_key_that_no_entry_can_have_is_refused(run_nsq: RunNsq, tmp_path: Path, key: str) -> None:
+    data = ["--data-path", str(tmp_path)]
+    for words in (["show", key, *data], ["cancel", key]):
+        result = run_nsq(["schedule", *words])
+        assert (result.status, result.err.count("key ")) == (2, 1), result.err
+
+
 def test_control_characters_of_a_key_do_not_reach_the_terminal(
     nsqd: GoNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
@@ -261,7 +269,7 @@ def test_control_characters_of_a_key_do_not_reach_the_terminal(
     request_later(nsqd, encode_request("later", b"\x1b]0;x\x07", at_ns=2**62, key=key))
     wait_until(lambda: listed(run_nsq, tmp_path), what="the entry is listed")
     where = ["--data-path", str(tmp_path / "data")]
-    for words in (["list"], ["show", key], ["show", f"{key}?"], ["cancel", key]):
+    for words in (["list"], ["show", key], ["show", f"{key[1:]}?"], ["cancel", key]):
         options = ["--nsqd-tcp-address", nsqd.tcp_address] if words[0] == "cancel" else where
         result = run_nsq(["schedule", *words, *options], terminal=True)
         assert not raw_marks(result.out, is_one_line=False), (words, result.out)

@@ -26,7 +26,7 @@ from nsqtools.cli.render.outcomes import report_counts
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, check_topic, http_url, parse_address
-from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, encode_request
+from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, check_key, encode_request
 from nsqtools.protocol.text import NS
 from nsqtools.records import filters
 from nsqtools.records.envelope import RecordFormat
@@ -67,7 +67,9 @@ class Scheduling(OptionSet):
         "all|last|none", "Missed occurrences to publish after an outage.", default="",
         show_default="last",
     )  # fmt: skip
-    key: str = opt("KEY", "Name of the entry, for replacing and cancelling it.", default="")
+    key: str | None = opt(
+        "KEY", "Name of the entry, for replacing and cancelling it.", parser=check_key
+    )
     envelope: bool = opt("", "Publish the body inside JSON with the key and due time.")
     schedule_topic: str = opt("TOPIC", "Topic of the requests.", default=SCHEDULE_TOPIC)
 
@@ -85,13 +87,13 @@ class Scheduling(OptionSet):
         if (self.key or self.envelope) and not self.is_used:
             raise ConfigurationError("--key and --envelope need --at, --in, --every or --cron")
 
-    def check_against(self, texts: Sequence[bytes], *, defers: bool, channel: str) -> None:
+    def check_against(self, source: PublishInput, *, defers: bool, channel: str) -> None:
         """Raise `ConfigurationError` for other options of the command that contradict these."""
         if defers:
             raise ConfigurationError("--defer excludes --at, --in, --every and --cron")
         if channel:
             raise ConfigurationError("--channel excludes --at, --in, --every and --cron")
-        if self.key and len(texts) != 1:
+        if self.key and len(source.texts) * (source.times or 1) != 1:
             raise ConfigurationError(
                 "--key is for one message", hint="Give the text of one message as an argument."
             )
@@ -121,7 +123,7 @@ class Scheduling(OptionSet):
                 cron=self.cron,
                 timezone=self.timezone,
                 catch_up=self.catch_up,
-                key=self.key,
+                key=self.key or "",
                 envelope=self.envelope,
             )
 
@@ -254,9 +256,7 @@ def pub(
     source = parse_input(texts or (), message or (), file or (), repeat, interval)
     select, publish_topic = body_selector(where, pick), topic
     if schedule.is_used:
-        schedule.check_against(
-            source.texts, defers=defer is not None, channel=publishing.channel.name
-        )
+        schedule.check_against(source, defers=defer is not None, channel=publishing.channel.name)
         select, publish_topic = schedule.request_for(topic, select), schedule.schedule_topic
     ending = b"\n" if delimiter is None else delimiter
     if not ending and (checkpoint is not None or publishing.unsent_file is not None):

@@ -16,7 +16,12 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ListingForm, write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, encode_cancellation, format_time
+from nsqtools.protocol.schedule_request import (
+    SCHEDULE_TOPIC,
+    check_key,
+    encode_cancellation,
+    format_time,
+)
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ScheduledEntry
@@ -26,7 +31,7 @@ COLUMNS = ("key", "due", "topic", "bytes", "repeats", "error")
 
 ScheduleTopic = Annotated[str, opt("--schedule-topic TOPIC", "Topic of the requests.", DELIVERY)]
 DataPath = Annotated[Path, opt("--data-path DIR", "Directory of the scheduler's entries.")]
-Key = Annotated[str, Argument(metavar="KEY", help="Key of the entry.")]
+Key = Annotated[str, Argument(metavar="KEY", help="Key of the entry.", parser=check_key)]
 
 
 def serve(
