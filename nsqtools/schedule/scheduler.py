@@ -23,7 +23,7 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
-from nsqtools.errors import OutputError, PublishError, PublishRefused
+from nsqtools.errors import OutputError, PublishError, PublishRefused, PublishUnknown
 from nsqtools.files.durable import LineFile
 from nsqtools.protocol.schedule_request import LATEST_NS
 from nsqtools.protocol.text import NS, format_duration
@@ -197,6 +197,10 @@ class Scheduler:
                 self.counts.repeated += occurrence.stored.tries > 0
             elif _is_transient(error):
                 error_text = str(error)
+                if not (isinstance(error, PublishUnknown) or occurrence.stored.tries):
+                    # nsqd does not have it, so this try cannot make the next one a repetition.
+                    entry = occurrence.stored.entry
+                    advances.append(Advance(entry, entry.due_ns))
                 continue
             advances.append(self._advance(occurrence, error))
         if advances:

@@ -70,6 +70,18 @@ def listed(run_nsq: RunNsq, directory: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def metrics(directory: Path) -> dict[str, float]:
+    """Return the metrics of a scheduler that logs its address."""
+    text = (directory / "log").read_text()
+    if "serving http://" not in text:
+        return {}
+    address = text.partition("serving http://")[2].split("/")[0]
+    with urlopen(f"http://{address}/metrics", timeout=5) as response:
+        text = response.read().decode()
+    lines = [line for line in text.splitlines() if line.startswith("nsq_")]
+    return {name: float(value) for name, value in map(str.split, lines)}
+
+
 class Arrivals:
     """Consume numbers with due times from the topic ``later``, and record when they arrive."""
 
@@ -364,6 +376,32 @@ def test_a_scheduler_with_overdue_entries_is_unhealthy(tmp_path: Path) -> None:
         assert scheduler.health() == (False, "late: the earliest entry has been due for 31 s")
 
 
+def test_a_publish_that_never_reached_nsqd_is_no_repetition(
+    nsqd: GoNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    schedule(nsqd, "--listen-http", "0", "-v")
+    due_ns = time.time_ns() + int(patience_s(1) * S)
+    request_later(nsqd, encode_request("later", b"x", at_ns=due_ns))
+    wait_until(lambda: listed(run_nsq, tmp_path), what="the entry is listed")
+    nsqd.kill()
+    log = tmp_path / "log"
+    wait_until(lambda: "not published yet" in log.read_text(), what="a try has failed")
+    nsqd.start()
+    wait_until(
+        lambda: metrics(tmp_path)["nsq_schedule_published_total"] == 1, what="it is published"
+    )
+    assert metrics(tmp_path)["nsq_schedule_repeated_total"] == 0
+
+
+def test_dead_letters_do_not_go_to_the_topic_of_the_requests(
+    run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    words = ["--data-path", str(tmp_path), "--dead-letter-topic", SCHEDULE_TOPIC]
+    result = run_nsq(["schedule", "serve", *words])
+    assert result.status == 2
+    assert "dead letters cannot go to nsq.schedule" in result.err
+
+
 def test_metrics_count_entries_and_publishes(
     nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path
 ) -> None:
@@ -373,23 +411,12 @@ def test_metrics_count_entries_and_publishes(
         encode_request("later", b"x", at_ns=time.time_ns()),
         encode_request("later", b"y", at_ns=time.time_ns() + 3600 * S),
     )
-
-    def metrics() -> dict[str, float]:
-        text = (tmp_path / "log").read_text()
-        if "serving http://" not in text:
-            return {}
-        address = text.partition("serving http://")[2].split("/")[0]
-        with urlopen(f"http://{address}/metrics", timeout=5) as response:
-            text = response.read().decode()
-        lines = [line for line in text.splitlines() if line.startswith("nsq_")]
-        return {name: float(value) for name, value in map(str.split, lines)}
-
     wait_until(
         lambda: (
-            metrics().get("nsq_schedule_published_total") == 1
-            and metrics().get("nsq_schedule_entries") == 1
+            metrics(tmp_path).get("nsq_schedule_published_total") == 1
+            and metrics(tmp_path).get("nsq_schedule_entries") == 1
         ),
         what="one is published and one waits",
         timeout_s=20,  # entries are counted every five seconds
     )
-    assert metrics()["nsq_schedule_requests_total"] == 2
+    assert metrics(tmp_path)["nsq_schedule_requests_total"] == 2

@@ -72,6 +72,8 @@ def serve(
 
     if dead_letter_topic is not None and dead_letter_file is not None:
         raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
+    if dead_letter_topic == schedule_topic:  # each dead letter would be an invalid request
+        raise ConfigurationError(f"dead letters cannot go to {schedule_topic}, which is consumed")
     options = connection.client_options(max_in_flight=1000)
     is_stopped = False
 
