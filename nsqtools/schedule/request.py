@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.protocol.schedule_request import LATEST_NS, check_key, format_time
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.units import parse_days, parse_time
 
 # All times are nanoseconds since 1970, UTC. A cron expression is evaluated in its time zone as
@@ -282,9 +282,10 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def recurrence_text(recurrence: Recurrence | None) -> str:
-    """Return a recurrence as people and the store write it; "" for an entry that is due once."""
+    """Return a recurrence for people; "" for an entry that is due once."""
     if isinstance(recurrence, Interval):
-        return f"every {recurrence.interval_ns}ns from {recurrence.start_ns}"
+        interval = format_duration(recurrence.interval_ns / NS)
+        return f"every {interval} from {format_time(recurrence.start_ns)}"
     if isinstance(recurrence, Cron):
         return f"cron {recurrence.expression} {recurrence.timezone}"
     return ""

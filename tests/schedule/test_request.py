@@ -16,6 +16,7 @@ from nsqtools.schedule.request import (
     Interval,
     InvalidRequest,
     parse_request,
+    recurrence_text,
 )
 
 S = 1_000_000_000
@@ -64,6 +65,11 @@ def test_the_first_due_time_follows_from_the_request(
     assert (entry.due_ns - ASKED) / S == due_s
     assert entry.recurrence == recurrence
     assert entry.catch_up is CatchUp.last
+
+
+def test_an_interval_is_shown_as_a_duration_and_a_time() -> None:
+    interval = Interval(1_800_000_000 * S, 90 * 60 * S)
+    assert recurrence_text(interval) == "every 1h30m from 2027-01-15T08:00:00Z"
 
 
 def test_a_cancellation_names_its_key() -> None:
