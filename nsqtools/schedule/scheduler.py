@@ -287,7 +287,7 @@ def _parse_batch(
     requests, invalid = [], []
     for message in batch:
         # ids repeat between nsqd, so the address is a part of the key
-        key = f"{message.nsqd}/{message.id.decode()}"
+        key = f"{message.nsqd}/{message.id.decode('latin-1')}"
         try:
             request = parse_request(message.body, default_key=key, asked_ns=message.timestamp_ns)
         except InvalidRequest as error:

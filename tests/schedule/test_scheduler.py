@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
@@ -25,6 +26,7 @@ from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishInvalid
+from nsqtools.client.message import batches_of
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
     encode_cancellation,
@@ -32,6 +34,7 @@ from nsqtools.protocol.schedule_request import (
 )
 from nsqtools.schedule.scheduler import CheckedClock, Scheduler
 from nsqtools.schedule.store import ScheduleStore
+from nsqtools.testing import fake_message
 
 StartScheduler = Callable[..., subprocess.Popen[bytes]]
 S = 1_000_000_000
@@ -374,6 +377,24 @@ def test_a_scheduler_with_overdue_entries_is_unhealthy(tmp_path: Path) -> None:
         assert scheduler.health() == (True, "scheduling")
         scheduler.counts.late_s = 31.0
         assert scheduler.health() == (False, "late: the earliest entry has been due for 31 s")
+
+
+def test_an_id_that_is_not_ascii_is_a_key(tmp_path: Path) -> None:
+    request = encode_request("later", b"x", at_ns=2**62)
+    message = fake_message(request, id=b"\xff" * 16, nsqd="n:4150")
+    consumer: Any = SimpleNamespace(next_batch=lambda wait_s: batches_of([message])[0])
+    with closing(ScheduleStore(tmp_path)) as store:
+        scheduler = Scheduler(
+            store,
+            consumer,
+            Producer("127.0.0.1:9"),
+            CheckedClock(time.time_ns, time.monotonic_ns),
+            keep_rejected=lambda rejected: False,
+            on_round=lambda: scheduler.stop(),
+        )
+        scheduler.run()
+        assert store.entries(1)[0].entry.key == "n:4150/" + "\xff" * 16
+    assert message.answers == ["finish"]
 
 
 def test_a_publish_that_never_reached_nsqd_is_no_repetition(
