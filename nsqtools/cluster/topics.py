@@ -428,7 +428,7 @@ class ConsumedTopics:
         pattern: str | None = None,
         refresh_s: float = 60.0,
         *,
-        check: Callable[[str], None] = lambda topic: None,
+        check: Callable[[str], object] = lambda topic: None,
         leave_out: Iterable[str] = (),
         forgets_deleted: bool = False,
     ) -> None:

@@ -103,7 +103,7 @@ def to_nsq(
     guard = LoopGuard(
         forwarding.connection, replace(destination, nsqd_tcp_addresses=sink.nsqds), rename
     )
-    check = guard.check if loop_guard else lambda topic: None
+    check = guard.check if loop_guard else rename  # both raise for an invalid name
     settings = forwarding.settings(channel, check=check)._replace(
         keep=keep,
         pick=pick,

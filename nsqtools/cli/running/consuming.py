@@ -93,7 +93,7 @@ class Consuming(OptionSet):
         self,
         connection: ConnectionSettings,
         *,
-        check: Callable[[str], None] = lambda topic: None,
+        check: Callable[[str], object] = lambda topic: None,
         leave_out: Iterable[str] = (),
         forgets_deleted: bool = False,
     ) -> ConsumedTopics:

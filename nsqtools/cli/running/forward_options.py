@@ -85,7 +85,7 @@ class ForwardOptions(Consuming):
         self,
         channel: str,
         *,
-        check: Callable[[str], None] = lambda topic: None,
+        check: Callable[[str], object] = lambda topic: None,
         batch: int = 1,
         max_in_flight: int | None = None,
     ) -> ForwardSettings:

@@ -146,6 +146,20 @@ def test_a_key_always_goes_to_the_same_nsqd(run_nsq: RunNsq, go_nsqd: MakeNsqd) 
     assert all(users)
 
 
+@pytest.mark.parametrize("guard", ["--loop-guard", "--no-loop-guard"])
+def test_a_topic_of_a_pattern_without_a_valid_name_is_left_out(
+    run_nsq: RunNsq, pair: Pair, guard: str
+) -> None:
+    for topic in ("good", "bad"):
+        pair.source.publish(topic, b"one")
+    to = ["--destination-nsqd-tcp-address", pair.target.tcp_address, guard]
+    words = ["--topic-pattern", "^(good|bad)$", "--map", "bad=no name", "--until-empty", *to]
+    result = run_nsq(["to-nsq", *pair.source.options, *words])
+    assert result.status == 0, result.err
+    assert "invalid topic name 'no name'" in result.err
+    assert bodies_in(pair.target, "good", 1) == [b"one"]
+
+
 def test_rate_limits_forwarding(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES * 2)
     began = time.monotonic()
