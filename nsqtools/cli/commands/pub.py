@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -172,7 +172,7 @@ def pub(
         ),
     ] = None,
     message: list[str] | None = opt("-m TEXT", "Publish this text, whatever it begins with."),
-    file: list[Path] | None = opt(
+    file: list[str] | None = opt(  # not Path, which would make standard input of ./-
         "-f FILE", "Publish the lines of this file; - for standard input."
     ),
     repeat: int | None = opt(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
@@ -208,8 +208,8 @@ def topic_hint(topic: str, connection: ConnectionSettings) -> str:
     )
 
 
-Paths = Annotated[
-    list[Path] | None, Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
+Paths = Annotated[  # not Path, which would make standard input of ./-
+    list[str] | None, Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
 ]
 
 
@@ -255,14 +255,13 @@ def redrive(
             "no file of dead letters given", hint=topic_hint(topic or "TOPIC", connection)
         )
     for path in files:
-        if str(path) != "-" and (not path.exists() or path.is_dir()):
+        if path != "-" and (not os.path.exists(path) or os.path.isdir(path)):
             raise ConfigurationError(
-                f"{path} is not a file of dead letters", hint=topic_hint(str(path), connection)
+                f"{path} is not a file of dead letters", hint=topic_hint(path, connection)
             )
     read = dead_letter_reader(topic, error)
-    paths = list(map(str, files))
     with publishing.open(
-        runtime, b"\n", resumes=all(map(Path.is_file, files)), dry_run=dry_run, inputs=paths
+        runtime, b"\n", resumes=all(map(os.path.isfile, files)), dry_run=dry_run, inputs=files
     ) as run:
         job = PublishJob(
             run.publisher,
@@ -272,7 +271,7 @@ def redrive(
             warn=run.progress.tell,
             on_progress=lambda: run.progress.show(lambda: run.progress_text(0, 0, "")),
         )
-        source = RecordSource(paths, b"\n", job.should_stop)
+        source = RecordSource(files, b"\n", job.should_stop)
         signals = run.finish(lambda: job.run(source.batches()))
     if dry_run:
         kinds = sorted(job.dead_letters.items())

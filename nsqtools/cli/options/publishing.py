@@ -203,7 +203,7 @@ class PublishInput(NamedTuple):
 def parse_input(
     texts: Sequence[str],
     messages: Sequence[str],
-    files: Sequence[Path],
+    files: Sequence[str],
     repeat: int | None,
     interval_s: float | None,
 ) -> PublishInput:
@@ -211,7 +211,7 @@ def parse_input(
 
     Raises `ConfigurationError` and `OutputError`.
     """
-    paths = [str(path) for path in files]
+    paths = list(files)
     bodies = [argument_bytes(text) for text in messages]
     for text in texts:
         if text == "-" or (text.startswith("@") and len(text) > 1):

@@ -60,6 +60,15 @@ def test_a_record_is_retried_or_given_up_while_the_input_is_idle(
     wait_for(serve(nsqd), 1)
 
 
+def test_a_file_whose_name_is_a_dash_is_no_standard_input(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-").write_bytes(b"of the file\n")
+    assert run_nsq([*to(nsqd), "-f", "./-"]).status == 0
+    assert nsqd.depth("events") == 1
+
+
 def test_repeated_texts_end_when_one_is_given_up(spawn_nsq: SpawnNsq, dead_address: str) -> None:
     words = ["--nsqd-tcp-address", dead_address, "--repeat", "2", "--interval", "1h"]
     process = spawn_nsq(["pub", "-t", "events", *words, "--retry-timeout", "0s", "text"])
