@@ -293,6 +293,11 @@ def to_http(
     tls = None
     if redirects is Redirects.FOLLOW or any(e.origin[0] == "https" for e in endpoints):
         tls = http_tls(http_ca_file, http_cert, http_key, is_insecure=http_insecure)
+    elif http_ca_file or http_cert or http_key or http_insecure:
+        raise ConfigurationError(
+            "--http-ca-file, --http-cert, --http-key and --http-insecure are for https URLs",
+            hint="Messages would be sent in plain text: begin the URL with https://.",
+        )
     sink = HttpSink(
         endpoints,
         requests.builder(is_get=bool(get)),

@@ -429,6 +429,13 @@ def test_certificates_are_verified(
     assert (result.status, server.bodies) == (0, sorted(BODIES)), result.err
 
 
+@pytest.mark.parametrize("option", ["--http-ca-file=ca.pem", "--http-insecure"])
+def test_options_of_tls_are_refused_for_plain_http(forward: Forward, option: str) -> None:
+    result = forward("--post", "http://127.0.0.1:1", option)
+    assert result.status == 2
+    assert "are for https URLs" in result.err
+
+
 @with_both_engines
 def test_redirects_are_followed_only_where_that_is_allowed(
     forward: Forward, source: Nsqd, http_server: MakeServer
