@@ -30,7 +30,6 @@ from __future__ import annotations
 import collections
 import difflib
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -47,6 +46,7 @@ from nsqtools.http.http_api import KnownNode, NsqdHTTPClient, NsqlookupdHTTPClie
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import ChannelStats, TopicStats
 from nsqtools.protocol.text import counted
+from nsqtools.records.units import parse_regexp
 
 
 @dataclass(slots=True)
@@ -270,8 +270,8 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     if not (len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")):
         return lambda name: fnmatchcase(name, pattern)
     try:
-        expression = re.compile(pattern[1:-1])
-    except re.error as error:
+        expression = parse_regexp(pattern[1:-1])
+    except ValueError as error:
         raise ConfigurationError(f"invalid regular expression {pattern} ({error})") from error
     return lambda name: expression.search(name) is not None
 
@@ -316,8 +316,8 @@ def unreachable_suffix(failures: Iterable[DaemonFailure]) -> str:
 def _glob_hint(pattern: str, names: Collection[str]) -> str:
     """Suggest slashes for a glob that would match as a regular expression."""
     try:
-        is_expression = any(re.fullmatch(pattern, name) for name in names)
-    except re.error:
+        is_expression = any(map(parse_regexp(pattern).fullmatch, names))
+    except ValueError:
         return ""
     hint = f"This is a glob; write '/{pattern}/' for a regular expression."
     return hint if is_expression else ""
@@ -433,8 +433,8 @@ class ConsumedTopics:
         forgets_deleted: bool = False,
     ) -> None:
         try:
-            self.pattern = None if pattern is None else re.compile(pattern)
-        except re.error as exc:
+            self.pattern = None if pattern is None else parse_regexp(pattern)
+        except ValueError as exc:
             raise ConfigurationError(
                 f"{pattern!r} is not a regular expression: {exc}",
                 hint="For example '^orders[.]': topics whose name begins so.",

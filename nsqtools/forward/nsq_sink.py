@@ -45,6 +45,7 @@ from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, ch
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
+from nsqtools.records.units import parse_regexp
 
 log = logging.getLogger("nsqtools")
 
@@ -147,9 +148,9 @@ def parse_rule(text: str) -> tuple[re.Pattern[str], str]:
     if not (pattern and equals and name):
         raise ConfigurationError(f"--map {text!r} is not REGEX=NAME, such as 'eu\\.(.*)=\\1'")
     try:
-        compiled = re.compile(pattern)
-        re.compile(f"(?:{pattern})|").sub(name, "")
-    except re.error as exc:
+        compiled = parse_regexp(pattern)
+        compiled.sub(name, "")  # reads the name, whether or not the pattern matches
+    except (ValueError, IndexError, re.error) as exc:
         raise ConfigurationError(f"--map {text!r} cannot rename: {exc}") from None
     return compiled, name
 

@@ -11,7 +11,6 @@ goes to the unsent file, or stays unread without one.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -31,6 +30,7 @@ from nsqtools.publish.publisher import (
     classify_error,
 )
 from nsqtools.records.envelope import MessageLike, decode_body, decode_dead_letter
+from nsqtools.records.units import parse_regexp
 
 # Bytes that an unsent file buffers before it appends them.
 BUFFER_SIZE = 1 << 16
@@ -278,8 +278,8 @@ def dead_letter_reader(
     invalid pattern or topic.
     """
     try:
-        matches = re.compile(error or "").search
-    except re.error as exc:
+        matches = parse_regexp(error or "").search
+    except ValueError as exc:
         raise ConfigurationError(f"{error!r} is not a regular expression: {exc}") from None
     if topic is not None:
         check_topic(topic)

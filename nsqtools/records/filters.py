@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import MessageLike
-from nsqtools.records.units import argument_bytes
+from nsqtools.records.units import argument_bytes, parse_regexp
 
 # The program is on separate lines, because it may end in a comment.
 _IS_ANY_TRUE = "any((\n", "\n); .)"
@@ -106,8 +106,9 @@ def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Fi
     `ConfigurationError` for an invalid regular expression.
     """
     try:
-        search = re.compile(argument_bytes(pattern), re.IGNORECASE if ignore_case else 0).search
-    except re.error as error:
+        flags = re.IGNORECASE if ignore_case else 0
+        search = parse_regexp(argument_bytes(pattern), flags).search
+    except ValueError as error:
         raise ConfigurationError(
             f"{pattern!r} is not a regular expression: {error}",
             hint="A character that means itself has a backslash before it: \\( \\[ \\. \\*",

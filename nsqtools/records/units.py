@@ -1,4 +1,4 @@
-"""Parse values of a command line: sizes, times, durations, backslash escapes.
+"""Parse values of a command line: sizes, times, durations, regular expressions, escapes.
 
 The grammar of durations (``30s``, ``1h30m``) is in `nsqtools.protocol.text`; command lines also
 accept days (``7d``), and `parse_span` refuses negative durations. Delimiters and templates contain
@@ -8,8 +8,9 @@ escapes. Every function raises ``ValueError`` with a message that shows the acce
 from __future__ import annotations
 
 import re
+import warnings
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import AnyStr, NamedTuple
 
 from nsqtools.protocol.text import NS, parse_duration
 
@@ -70,6 +71,22 @@ def parse_span(text: str) -> float:
     if seconds < 0:
         raise ValueError(f"{text!r} is negative")
     return seconds
+
+
+def parse_regexp(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+    """Compile a regular expression.
+
+    Python takes ``[[:digit:]]``, which grep and Go have, for another set, and only warns of it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        try:
+            return re.compile(pattern, flags)
+        except FutureWarning as warning:
+            remedy = "in a set write \\d for [:digit:] and \\[ for a bracket"
+            raise ValueError(f"{str(warning).lower()}; {remedy}") from None
+        except re.error as error:
+            raise ValueError(str(error)) from None
 
 
 def parse_size(text: str) -> int:

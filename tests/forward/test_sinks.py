@@ -41,7 +41,7 @@ from nsqtools.forward.http_requests import (
 )
 from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.httpcore_pool import HttpcorePool
-from nsqtools.forward.nsq_sink import LoopGuard
+from nsqtools.forward.nsq_sink import LoopGuard, parse_rule
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.tail import RunLimits
 from nsqtools.testing import fake_batch
@@ -65,6 +65,19 @@ def outcomes_of(sink: ExecSink, *parcels: Parcel) -> list[tuple[int, Outcome]]:
     finally:
         sink.stop(1.0)
     return received
+
+
+@pytest.mark.parametrize("rule", [r"(a)=\2", r"(a)=\g<b>", "(=a", "[[:alpha:]]=a", "a", "a="])
+def test_a_rule_that_cannot_rename_is_refused(rule: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--map "):
+        parse_rule(rule)
+
+
+def test_a_rule_may_ignore_case() -> None:
+    pattern, name = parse_rule(r"(?i)EU\.(.*)=\1")
+    match = pattern.fullmatch("eu.clicks")
+    assert match is not None
+    assert match.expand(name) == "clicks"
 
 
 def test_a_command_with_endless_output_is_ended_in_time() -> None:

@@ -32,6 +32,12 @@ def test_grep_searches_the_bytes_of_the_body() -> None:
         assert results == [is_kept, not is_kept], pattern
 
 
+@pytest.mark.parametrize("pattern", ["[[:digit:]]+", "[[]", "[a--z]"])
+def test_a_set_that_python_may_read_otherwise_is_refused(pattern: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"write .* for .:digit:"):
+        grep(pattern)
+
+
 def test_sampling_keeps_its_share_and_filters_are_combined_in_order() -> None:
     for share, kept in ((0.0, 0), (0.1, 2), (1.0, 4)):
         numbers = iter([0.0, 0.09, 0.1, 0.99])

@@ -5,12 +5,12 @@ The translation has the same meaning as far as possible. nsq-migration(7) lists 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nsqtools.protocol.option_names import split_option
 from nsqtools.protocol.text import format_duration
+from nsqtools.records.units import parse_regexp
 from nsqtools.server.go_flags import FLOAT, KIND_OF, Flag
 
 Flags = dict[str, Flag]
@@ -308,8 +308,8 @@ def _matching_topics(values: FlagValues) -> tuple[Sequence[str], str]:
     if not (topics and pattern):
         return topics, pattern
     try:
-        topics = tuple(filter(re.compile(pattern).search, topics))
-    except re.error as exc:
+        topics = tuple(filter(parse_regexp(pattern).search, topics))
+    except ValueError as exc:
         raise GoFatal(f"--topic-pattern {pattern!r} is not a regular expression: {exc}") from None
     _need(topics, f"no --topic matches the --topic-pattern {pattern!r}")
     return topics, ""
