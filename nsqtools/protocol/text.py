@@ -23,6 +23,7 @@ newlines that begin a forged line. Three functions share one table of characters
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -223,6 +224,16 @@ def utc_text(epoch_s: float, timespec: str = "milliseconds") -> str:
     """Return seconds since 1970 in RFC 3339: ``2026-11-21T08:00:00.123Z``."""
     text = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec=timespec)
     return text.replace("+00:00", "Z")
+
+
+def format_moment(moment: datetime, form: str) -> str:
+    """Return a time by a strftime format.
+
+    For ``%s``, the seconds since 1970, strftime would take a time in UTC for local time.
+    """
+    seconds = str(math.floor(moment.timestamp()))
+    form = re.sub("%.", lambda code: seconds if code[0] == "%s" else code[0], form)
+    return moment.strftime(form)
 
 
 def harmless_traceback(text: str) -> str:

@@ -36,7 +36,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
 from nsqtools.files.opening import closing_fd, lock_file, open_to_read
-from nsqtools.protocol.text import utc_text
+from nsqtools.protocol.text import format_moment, utc_text
 from nsqtools.records.envelope import Splitter
 
 # How long an incomplete batch waits for more input. It bounds the added latency of a slow stream.
@@ -393,7 +393,7 @@ def fill_template(text: bytes, number: int) -> bytes:
 
             return str(uuid.uuid4()).encode()
         if spec:
-            return datetime.now(UTC).strftime(spec.decode()).encode()
+            return format_moment(datetime.now(UTC), spec.decode()).encode()
         return utc_text(time.time()).encode()
 
     return _FIELD.sub(format_field, text)

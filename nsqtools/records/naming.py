@@ -25,6 +25,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.text import format_moment
 
 DEFAULT_FORMAT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
 DEFAULT_DATETIME_FORMAT = "%Y-%m-%d_%H"
@@ -98,8 +99,8 @@ class FileNaming:
         Raises `ConfigurationError` if the name is hidden or outside of that directory.
         """
         name = self.format
-        name = name.replace("<DATETIME>", arrival.strftime(self.datetime_format))
-        name = name.replace("<PARTITION>", partition.strftime(self.partition_format))
+        name = name.replace("<DATETIME>", format_moment(arrival, self.datetime_format))
+        name = name.replace("<PARTITION>", format_moment(partition, self.partition_format))
         name = name.replace("<HOST>", self.host).replace("<PID>", str(self.pid))
         name = name.replace("<TOPIC>", topic)
         if self.extension and not name.endswith(self.extension):

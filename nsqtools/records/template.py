@@ -29,7 +29,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from nsqtools.protocol.frames import WireMessage
-from nsqtools.protocol.text import NS, escape_text
+from nsqtools.protocol.text import NS, escape_text, format_moment
 from nsqtools.records.envelope import MessageLike
 from nsqtools.records.units import unescape
 
@@ -143,7 +143,7 @@ def _moment(form: str) -> Get:
     def get(message: MessageLike) -> bytes:
         seconds, ns = divmod(message.timestamp_ns, NS)
         moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=ns // 1000)
-        return moment.strftime(form).encode()
+        return format_moment(moment, form).encode()
 
     get(WireMessage(0, 0, b"", b""))  # An invalid format fails before the first message.
     return get

@@ -1,6 +1,7 @@
 """Templates: every field and form, escapes, and refusals before anything runs."""
 
 import json
+import time
 from urllib.parse import unquote_to_bytes
 
 import pytest
@@ -50,6 +51,16 @@ def test_batches_are_joined_and_percent_signs_and_old_times_work() -> None:
     assert encode_many("t", "h:1", [MESSAGE, MESSAGE._replace(attempts=40_000)]) == b"3,40000,"
     assert fill("{topic}{id}", topic="100%d") == b"100%d0f1e2d3c4b5a6978"
     assert fill("{timestamp:%Y %f}", MESSAGE._replace(timestamp_ns=-1)) == b"1969 999999"
+
+
+def test_seconds_since_1970_do_not_depend_on_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert fill("{timestamp:%s %%s}") == b"1700000000 %s"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @given(st.binary())
