@@ -441,7 +441,9 @@ def output_writer(runtime: Runtime) -> Write:
     def write(number: int, data: bytes) -> None:
         stream, name = streams[number]
         if stream.isatty():
-            data = CLEAR_LINE.encode() + escape_text(data)
+            data = escape_text(data)
+            if runtime.shows_progress:
+                data = CLEAR_LINE.encode() + data
         write_whole(stream.fileno(), data, name)
 
     return write

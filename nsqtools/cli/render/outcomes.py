@@ -48,7 +48,7 @@ class Progress:
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
-        self.enabled = runtime.stderr_is_tty and not runtime.quiet
+        self.enabled = runtime.shows_progress
         self._next_s = 0.0
         self._shown = False
 

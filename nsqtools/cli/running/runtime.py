@@ -414,6 +414,11 @@ class Runtime:
         return self.stderr.isatty()
 
     @property
+    def shows_progress(self) -> bool:
+        """Whether a line on stderr can be shown and erased again."""
+        return self.stderr_is_tty and not self.quiet and self.environ.get("TERM") != "dumb"
+
+    @property
     def has_color(self) -> bool:
         """Whether stdout may be colored."""
         if self.color is not Color.auto:

@@ -15,8 +15,9 @@ class Screen(io.StringIO):
     def isatty(self) -> bool:
         return self.is_tty
 
-    def progress(self, *, quiet: bool = False) -> Progress:
-        return Progress(Runtime(io.StringIO(), self, monotonic=lambda: self.now_s, quiet=quiet))
+    def progress(self, *, quiet: bool = False, term: str = "xterm") -> Progress:
+        environ, clock = {"TERM": term}, lambda: self.now_s
+        return Progress(Runtime(io.StringIO(), self, environ, monotonic=clock, quiet=quiet))
 
 
 def test_the_progress_line_is_throttled_redrawn_and_wiped_at_the_end() -> None:
@@ -38,6 +39,13 @@ def test_the_progress_line_is_throttled_redrawn_and_wiped_at_the_end() -> None:
         with screen.progress(quiet=quiet) as progress:
             progress.show(lambda: "1 message")
         assert screen.getvalue() == ""
+
+
+def test_a_terminal_that_cannot_erase_a_line_shows_no_progress() -> None:
+    screen = Screen()
+    with screen.progress(term="dumb") as progress:
+        progress.show(lambda: "1 message")
+    assert screen.getvalue() == ""
 
 
 def test_a_log_line_first_wipes_the_progress_line(own_logging: None) -> None:
