@@ -79,13 +79,8 @@ class Cron:
         return self._step(ns + NS, is_reverse=True)
 
     def _step(self, ns: int, *, is_reverse: bool) -> int:
-        try:
-            from cronsim import CronSim, CronSimError
-        except ImportError:
-            raise ConfigurationError(
-                "cron expressions need the package cronsim",
-                hint="Install it: pip install 'nsqtools[schedule]'.",
-            ) from None
+        from cronsim import CronSim, CronSimError
+
         start = datetime.fromtimestamp(ns // NS, UTC).astimezone(_zone(self.timezone))
         try:
             due = next(CronSim(self.expression, start, reverse=is_reverse))
@@ -108,7 +103,8 @@ def parse_interval(text: str, start_ns: int) -> Interval:
 def parse_cron(expression: str, timezone: str, now_ns: int) -> Cron:
     """Return the recurrence of a cron expression, which is due at least once after ``now_ns``.
 
-    Raises `ConfigurationError` for a bad expression or time zone, and without the package cronsim.
+    Raises `ConfigurationError` for a bad expression or time zone, and ``ImportError`` without the
+    package cronsim.
     """
     if len(expression.split()) != 5:
         raise ConfigurationError(
@@ -191,7 +187,7 @@ def parse_request(text: bytes, *, default_key: str, asked_ns: int) -> Entry | Ca
     """Return what a message of the topic of requests asks for.
 
     ``asked_ns`` is the time at which nsqd received the message; intervals and cron expressions
-    without ``at`` begin there. Raises `InvalidRequest`.
+    without ``at`` begin there. Raises `InvalidRequest`, and ``ImportError`` as `parse_cron`.
     """
     try:
         fields = json.loads(text)

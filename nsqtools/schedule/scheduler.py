@@ -158,10 +158,9 @@ class Scheduler:
         try:
             requests, invalid = _parse_batch(batch)
             self._store.apply(requests, self._clock.now_ns())
-            for message, reason in invalid:
+            for message, error in invalid:
                 self.counts.invalid += 1
-                rejected = Rejected(message.topic, message.body, f"not a request: {reason}")
-                if not self._give_up(rejected):
+                if not self._give_up_request(message, error):
                     message.requeue(INVALID_DELAY_S, backoff=False)
         except OutputError:
             batch.requeue(RETRY_S, backoff=False)
@@ -169,6 +168,12 @@ class Scheduler:
         batch.finish()
         self.counts.requested += len(requests)
         self._next_due_ns = self._store.next_due_ns()
+
+    def _give_up_request(self, message: Message, error: Exception) -> bool:
+        if isinstance(error, ImportError):  # the request may be valid, and waits for a package
+            log.warning("a request waits: %s; pip install 'nsqtools[schedule]'", error)
+            return False
+        return self._give_up(Rejected(message.topic, message.body, f"not a request: {error}"))
 
     def _give_up(self, rejected: Rejected) -> bool:
         """Store a message that is given up, and log it."""
@@ -282,16 +287,17 @@ class Occurrence:
 
 def _parse_batch(
     batch: Batch,
-) -> tuple[list[tuple[Rank, Entry | Cancellation]], list[tuple[Message, str]]]:
+) -> tuple[list[tuple[Rank, Entry | Cancellation]], list[tuple[Message, Exception]]]:
     """Return the requests of a batch, and the messages that are none with the reason."""
-    requests, invalid = [], []
+    requests: list[tuple[Rank, Entry | Cancellation]] = []
+    invalid: list[tuple[Message, Exception]] = []
     for message in batch:
         # ids repeat between nsqd, so the address is a part of the key
         key = f"{message.nsqd}/{message.id.decode('latin-1')}"
         try:
             request = parse_request(message.body, default_key=key, asked_ns=message.timestamp_ns)
-        except InvalidRequest as error:
-            invalid.append((message, str(error)))
+        except (InvalidRequest, ImportError) as error:
+            invalid.append((message, error))
         else:
             requests.append((Rank(message.timestamp_ns, message.id), request))
     return requests, invalid

@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -26,13 +27,13 @@ from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishInvalid
-from nsqtools.client.message import batches_of
+from nsqtools.client.message import Message, batches_of
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
     encode_cancellation,
     encode_request,
 )
-from nsqtools.schedule.scheduler import CheckedClock, Scheduler
+from nsqtools.schedule.scheduler import CheckedClock, Rejected, Scheduler
 from nsqtools.schedule.store import ScheduleStore
 from nsqtools.testing import fake_message
 
@@ -379,9 +380,8 @@ def test_a_scheduler_with_overdue_entries_is_unhealthy(tmp_path: Path) -> None:
         assert scheduler.health() == (False, "late: the earliest entry has been due for 31 s")
 
 
-def test_an_id_that_is_not_ascii_is_a_key(tmp_path: Path) -> None:
-    request = encode_request("later", b"x", at_ns=2**62)
-    message = fake_message(request, id=b"\xff" * 16, nsqd="n:4150")
+def take(tmp_path: Path, message: Message, given_up: list[Rejected]) -> list[str]:
+    """Have a scheduler take one message; return the keys of its entries."""
     consumer: Any = SimpleNamespace(next_batch=lambda wait_s: batches_of([message])[0])
     with closing(ScheduleStore(tmp_path)) as store:
         scheduler = Scheduler(
@@ -389,12 +389,28 @@ def test_an_id_that_is_not_ascii_is_a_key(tmp_path: Path) -> None:
             consumer,
             Producer("127.0.0.1:9"),
             CheckedClock(time.time_ns, time.monotonic_ns),
-            keep_rejected=lambda rejected: False,
+            keep_rejected=lambda rejected: given_up.append(rejected) is None,
             on_round=lambda: scheduler.stop(),
         )
         scheduler.run()
-        assert store.entries(1)[0].entry.key == "n:4150/" + "\xff" * 16
+        return [stored.entry.key for stored in store.entries(10)]
+
+
+def test_an_id_that_is_not_ascii_is_a_key(tmp_path: Path) -> None:
+    request = encode_request("later", b"x", at_ns=2**62)
+    message = fake_message(request, id=b"\xff" * 16, nsqd="n:4150")
+    assert take(tmp_path, message, []) == ["n:4150/" + "\xff" * 16]
     assert message.answers == ["finish"]
+
+
+def test_a_cron_request_waits_for_a_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = fake_message(encode_request("later", b"x", cron="* * * * *"))
+    given_up: list[Rejected] = []
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    assert take(tmp_path, message, given_up) == []
+    assert (message.answers, given_up) == (["requeue"], [])
 
 
 def test_a_publish_that_never_reached_nsqd_is_no_repetition(

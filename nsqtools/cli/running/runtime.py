@@ -87,6 +87,7 @@ EXTRA_OF = {"deltalake": "delta", "pyarrow": "parquet", "textual": "top"}
 EXTRA_OF |= dict.fromkeys(("ddsketch", "httptools"), "server")
 EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
 EXTRA_OF |= dict.fromkeys(("cryptography", "jwt"), "authd")
+EXTRA_OF |= {"cronsim": "schedule"}
 EXTRA_OF |= dict.fromkeys(("jsonschema", "mcp", "mcp_types"), "mcp")
 
 # Our errors contain the address in their message.
