@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -354,6 +355,9 @@ class CommandOptions(OptionSet):
 
         program = shutil.which(words[0])
         if program is None:
+            if os.path.isfile(words[0]):
+                hint = f"Make it so: chmod +x {words[0]}, or name its interpreter."
+                raise NotFoundError(f"{words[0]} is not executable", hint=hint)
             raise NotFoundError(f"no program {words[0]}", hint="Commands run without a shell.")
         if self.arg and not any("{}" in word for word in words[1:]):
             raise ConfigurationError("--arg needs {} among the arguments of the command")

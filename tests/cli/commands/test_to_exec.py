@@ -82,6 +82,14 @@ def test_a_command_has_the_body_on_stdin_and_metadata_in_its_environment(
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
+def test_a_program_that_is_not_executable_is_named(run_nsq: RunNsq, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh")
+    result = run_nsq(["to-exec", "-t", "clicks", "--", str(script)])
+    assert result.status == 3
+    assert f"{script} is not executable" in result.err
+
+
 def test_a_body_is_an_argument_of_a_script_and_never_code(run_nsq: RunNsq, source: Nsqd) -> None:
     source.publish(TOPIC, b"$(echo run)`id`")
 
