@@ -354,7 +354,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # the program may change its directory between two appends
         try:
             with self._opened() as descriptor:
                 is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)

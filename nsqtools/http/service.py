@@ -96,7 +96,7 @@ class Service:
     ) -> None:
         self.address = ""
         self._metrics = metrics
-        self._metrics_file = metrics_file
+        self._metrics_file = metrics_file and metrics_file.absolute()  # a handler may chdir
         self._next_metrics_s = 0.0
         # The error of the last write of the metrics file.
         self._problem = ""

@@ -94,6 +94,17 @@ def test_health_is_503_before_the_start_after_a_failure_and_when_stuck(
         assert get(running.address, "/health")[0] == 200
 
 
+def test_a_relative_metrics_file_stays_when_the_program_changes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings: Any = {"metrics": list, "health": lambda: (True, "")}
+    with service(None, {}, metrics_file=Path("metrics.prom"), **settings):
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (tmp_path / "metrics.prom").exists()
+
+
 def test_an_unwritable_metrics_file_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

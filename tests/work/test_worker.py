@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 import threading
 from collections import Counter
@@ -155,6 +156,22 @@ def test_a_file_of_dead_letters_has_their_reasons(work: Work, source: Nsqd, tmp_
         "id: Input should be a valid integer, unable to parse string as an integer",
         "LookupError: no customer 1",
     ]
+
+
+def test_a_relative_file_of_dead_letters_stays_when_the_handler_changes_its_directory(
+    work: Work, source: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def bill(message: Message) -> None:
+        os.chdir(tmp_path / "elsewhere")
+        raise GiveUp("no customer")
+
+    work(bill, dead_letter_file=Path("dead.jsonl"))
+    source.publish("orders", b"one")
+    wait_until_done(source)
+    assert json.loads((tmp_path / "dead.jsonl").read_text())["error"] == "no customer"
 
 
 def test_a_dead_letter_that_cannot_be_written_stays_in_its_queue(

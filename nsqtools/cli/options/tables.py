@@ -39,7 +39,7 @@ def check_dead_letters(path: Path | None, body: BodyKind) -> str:
             "--dead-letter-file is for JSON bodies: other bodies always fit",
             hint="Give --body json.",
         )
-    return str(LineFile(path.absolute()).path)
+    return str(LineFile(path).path)
 
 
 class TableFormat(Enum):
