@@ -201,7 +201,8 @@ class Connection:
             )
         if not self._options.tls_v1:
             self._check_exposure()
-        yield self._encode(commands.auth(secret.encode()))
+        # Bytes of NSQ_AUTH_SECRET that are not UTF-8 are surrogates here.
+        yield self._encode(commands.auth(secret.encode("utf-8", "surrogateescape")))
         self.deadline = Deadline(_auth_limit_s(self._options))
         yield from self._answer()  # the identity, as JSON; a refusal raises
 

@@ -283,6 +283,13 @@ def test_a_secret_in_plain_text_to_an_announced_nsqd_is_logged(
     ]
 
 
+def test_a_secret_that_is_not_utf_8_is_sent_as_its_bytes(
+    scripted_nsqd: ScriptedNsqd, consume: Consume
+) -> None:
+    consume(scripted_nsqd.address, auth_secret="\udcff")  # as os.environ has it
+    assert scripted_nsqd.identified(auth_required=True).expect("AUTH").body == b"\xff"
+
+
 def test_auth_requires_tls_sends_no_secret_in_plain_text(
     scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
 ) -> None:
