@@ -105,7 +105,7 @@ class Scheduling(OptionSet):
 
         Raises `ConfigurationError` for times that the scheduler would refuse.
         """
-        from nsqtools.schedule.request import InvalidRequest, parse_request
+        from nsqtools.schedule.request import parse_request
 
         at_ns = self.at and self.at.ns
         if self.in_ is not None:
@@ -129,7 +129,7 @@ class Scheduling(OptionSet):
 
         try:
             parse_request(request(b"x") or b"", default_key="", asked_ns=time.time_ns())
-        except InvalidRequest as error:
+        except ValueError as error:  # InvalidRequest, or an option that is not UTF-8
             raise ConfigurationError(str(error)) from None
         return request
 
