@@ -83,7 +83,8 @@ class Exchanges:
         self._is_closed = False
         self._transport = _Transport(tls)
         headers = {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers}
-        self._headers = httpx.Headers(headers, encoding="utf-8")
+        encoded = [(n.encode(), v.encode("utf-8", "surrogateescape")) for n, v in headers.items()]
+        self._headers = httpx.Headers(encoded, encoding="utf-8")
 
     def close(self) -> None:
         """Close the connections after the open requests. Later requests keep no connection.

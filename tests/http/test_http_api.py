@@ -115,6 +115,14 @@ def test_non_ascii_addresses_and_secrets_are_encoded_for_http(
     assert lookupd.requests[1].headers["Authorization"] == "Basic dXNlcjpwQHNz"
 
 
+def test_a_token_that_is_not_utf_8_is_sent_as_its_bytes(scripted_lookupd: MakeScripted) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": []}
+    with NsqlookupdHTTPClient(f"http://{lookupd.address}", HTTPAccess(bearer="\udcff")) as api:
+        api.topics()
+    assert lookupd.requests[0].headers["Authorization"] == "Bearer \xff"
+
+
 @pytest.mark.parametrize(
     ("address", "paths"),
     [
