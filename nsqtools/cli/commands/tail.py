@@ -23,7 +23,12 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import UnjudgedReporter
 from nsqtools.cli.running.channel_watch import ChannelWatch, confirm_shared_channel
 from nsqtools.cli.running.consuming import ConnectionNotice, Create, StopLimits
-from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
+from nsqtools.cli.running.runtime import (
+    ExitStatus,
+    Session,
+    exit_on_signals,
+    stop_on_signals,
+)
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.text import counted
 
@@ -181,18 +186,19 @@ def peek(
         for message in messages:
             runtime.write(encode(message.topic, message.nsqd, [message]))
 
-    result = peek_at(
-        topic,
-        channel,
-        connection,
-        count,
-        show,
-        keep=unjudged.keep,
-        max_messages=look_at,
-        depth=None if report.failed else depth,
-        options=connection.client_options(reconnect_base_s=1.0),
-        idle_s=IDLE_S if exit_idle is None else exit_idle,
-    )
+    with exit_on_signals():  # so that messages in flight are requeued
+        result = peek_at(
+            topic,
+            channel,
+            connection,
+            count,
+            show,
+            keep=unjudged.keep,
+            max_messages=look_at,
+            depth=None if report.failed else depth,
+            options=connection.client_options(reconnect_base_s=1.0),
+            idle_s=IDLE_S if exit_idle is None else exit_idle,
+        )
     unjudged.sum_up()
     if not result.received:
         runtime.info(f"nsq: no message arrived: {describe_queue(report, channel)}")

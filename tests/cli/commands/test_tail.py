@@ -10,6 +10,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -130,6 +131,23 @@ def test_a_signal_ends_tail_and_no_message_stays_in_flight(
         return stats["depth"], stats["in_flight_count"]
 
     wait_until(lambda: waiting_and_in_flight() == (3 - printed, 0), what="the rest waits again")
+
+
+def test_a_terminated_peek_leaves_no_message_in_flight(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd, dead_address: str
+) -> None:
+    # With an nsqd that does not answer, the depth is unknown, and peek waits for more messages.
+    words = ["--nsqd-http-address", dead_address, "--exit-idle", "1m"]
+    process = spawn_nsq(["peek", *place(clicks)[1:], *words])
+
+    def wait_for(in_flight: int) -> None:
+        counts = partial(clicks.channel_stats, "clicks", "c")
+        wait_until(lambda: counts()["in_flight_count"] == in_flight, what=f"{in_flight} in flight")
+
+    wait_for(3)
+    process.end(signal.SIGTERM)
+    assert process.returncode == 143
+    wait_for(0)
 
 
 def test_a_second_signal_ends_tail_immediately(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
