@@ -120,7 +120,7 @@ def _find_in_options(interpreter: _Interpreter, words: Iterable[str]) -> str | N
         word = remaining.popleft()
         if word.startswith(PLACE):
             return word  # it may be an option: perl takes -esystem(...)
-        if word == "--" or len(word) == 1 or word[0] not in "-+":
+        if word == "--" or len(word) < 2 or word[0] not in "-+":
             word = remaining.popleft() if word == "--" and remaining else word
             is_program = has_code if interpreter.shell else interpreter.first and not has_code
             if is_program and PLACE in word:

@@ -64,6 +64,7 @@ sudo -u sort -n bash -c 'x {}'
 """
 
 READS_IT = """
+perl '' x {}
 echo {}
 mail -s 'for {}' root
 sh -c 'echo "$1"' sh {}
