@@ -79,7 +79,13 @@ class Producer(ProducerCore):
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything published so far has settled; return whether it has in time."""
-        return await asyncio.to_thread(self._flush, timeout_s)
+        began_at = asyncio.get_running_loop().time()
+        if waiting := [*self._waiting]:
+            await asyncio.wait(waiting, timeout=timeout_s)
+        if timeout_s is not None:
+            timeout_s += began_at - asyncio.get_running_loop().time()
+        has_settled = await asyncio.to_thread(self._flush, timeout_s)
+        return has_settled and all(outcome.done() for outcome in waiting)
 
     async def publish(
         self,

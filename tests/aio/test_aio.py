@@ -254,6 +254,15 @@ async def test_a_cancelled_publish_frees_its_window_when_it_settles(nsqd: GoNsqd
     assert nsqd.depth(TOPIC) >= 1
 
 
+async def test_a_flush_waits_for_publishes_that_wait_for_room(nsqd: GoNsqd) -> None:
+    async with Producer(nsqd.tcp_address, ClientOptions(max_outstanding=1)) as producer:
+        tasks = [asyncio.create_task(producer.publish(TOPIC, b"x")) for _ in range(20)]
+        await asyncio.sleep(0)  # all of them have begun
+        assert await producer.flush(patience_s(5))
+        assert nsqd.topic_stats(TOPIC)["message_count"] == 20
+        await asyncio.gather(*tasks)
+
+
 def test_a_producer_can_serve_several_event_loops_in_sequence(nsqd: GoNsqd) -> None:
     """The test covers every way of publishing."""
     nsqd.create_channel(TOPIC, "check")
