@@ -45,6 +45,7 @@ from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, ch
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.text import INT32
 from nsqtools.records.units import parse_regexp
 
 log = logging.getLogger("nsqtools")
@@ -72,8 +73,11 @@ class NsqSink:
         key: Callable[..., bytes] | None = None,
     ) -> None:
         check_key(key, is_hash=mode is ForwardMode.HASH)
-        # The forwarder limits the bytes under way; `submit` must not block.
-        self._options = options = destination.client_options(max_outstanding=100_000)
+        # The forwarder limits the bytes under way; `submit` must not block. The destination decides
+        # whether a message is too large.
+        self._options = options = destination.client_options(
+            max_outstanding=100_000, publish_max_msg_size=INT32.stop - 1
+        )
         self._key = key
         self.nsqds = nsqd_addresses(destination)
         if self._key is not None:  # one producer for each nsqd, which fails over to the next

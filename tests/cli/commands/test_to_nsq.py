@@ -160,6 +160,18 @@ def test_a_topic_of_a_pattern_without_a_valid_name_is_left_out(
     assert bodies_in(pair.target, "good", 1) == [b"one"]
 
 
+def test_the_destination_decides_whether_a_message_is_too_large(
+    run_nsq: RunNsq, go_nsqd: MakeNsqd, tmp_path: Path
+) -> None:
+    source, letters = go_nsqd("-max-msg-size=3000000"), tmp_path / "letters"
+    for target, dead in ((go_nsqd("-max-msg-size=3000000"), 0), (go_nsqd(), 1)):
+        pair = Pair(source, target)
+        pair.publish(b"x" * 2_000_000, b"small")
+        result = run_nsq(pair.args("-n", "2", "--dead-letter-file", str(letters)))
+        assert result.err.splitlines()[-1].startswith(f"nsq: {2 - dead} delivered"), result.err
+        assert arrived_in(target) == 2 - dead
+
+
 def test_rate_limits_forwarding(run_nsq: RunNsq, pair: Pair) -> None:
     pair.publish(*BODIES * 2)
     began = time.monotonic()
