@@ -314,7 +314,7 @@ def test_a_message_that_nsqd_always_refuses_becomes_a_dead_letter(
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000")
     letters = tmp_path / "letters.jsonl"
-    schedule(nsqd, "--dead-letter-file", str(letters), "-X", "publish_max_msg_size=1000000")
+    schedule(nsqd, "--dead-letter-file", str(letters))
     request_later(nsqd, LARGER_IN_ITS_ENVELOPE, b"no request")
     wait_until(
         lambda: letters.exists() and letters.read_bytes().count(b"\n") == 2,
@@ -326,11 +326,21 @@ def test_a_message_that_nsqd_always_refuses_becomes_a_dead_letter(
     assert listed(run_nsq, tmp_path) == []
 
 
+def test_a_message_as_large_as_nsqd_accepts_is_published(
+    go_nsqd: MakeNsqd, schedule: StartScheduler
+) -> None:
+    nsqd, body = go_nsqd("-max-msg-size=3000000"), b"x" * 2_000_000
+    nsqd.create_channel("later", "check")
+    nsqd.publish(SCHEDULE_TOPIC, encode_request("later", body, at_ns=time.time_ns()))
+    schedule(nsqd)
+    assert bodies_in(nsqd, "later", 1) == [body]
+
+
 def test_without_dead_letters_a_refused_message_stays_with_its_error(
     go_nsqd: MakeNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     nsqd = go_nsqd("-max-msg-size=1000")
-    schedule(nsqd, "-X", "publish_max_msg_size=1000000")
+    schedule(nsqd)
     request_later(nsqd, LARGER_IN_ITS_ENVELOPE)
     wait_until(
         lambda: [entry["error"] for entry in listed(run_nsq, tmp_path) if entry["error"]] != [],

@@ -22,6 +22,7 @@ from nsqtools.protocol.schedule_request import (
     encode_cancellation,
     format_time,
 )
+from nsqtools.protocol.text import INT32
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ScheduledEntry
@@ -74,7 +75,8 @@ def serve(
         raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
     if dead_letter_topic == schedule_topic:  # each dead letter would be an invalid request
         raise ConfigurationError(f"dead letters cannot go to {schedule_topic}, which is consumed")
-    options = connection.client_options(max_in_flight=1000)
+    # nsqd decides whether a message is too large: it accepted the request.
+    options = connection.client_options(max_in_flight=1000, publish_max_msg_size=INT32.stop - 1)
     is_stopped = False
 
     def stop() -> None:
