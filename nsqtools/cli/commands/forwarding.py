@@ -155,6 +155,10 @@ class RequestOptions(OptionSet):
     def check(self) -> None:
         if self.basic_auth_file is not None and self.bearer_token_file is not None:
             raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
+        if self.batch_format is BatchForm.JSON and self.batch == 1:
+            raise ConfigurationError(
+                "--batch-format json is for --batch", hint="Give --batch N, with N above 1."
+            )
 
     def builder(self, *, is_get: bool) -> RequestBuilder:
         """Return the builder of requests. Reads the files. Raises `ConfigurationError`."""

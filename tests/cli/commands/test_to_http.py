@@ -429,6 +429,12 @@ def test_certificates_are_verified(
     assert (result.status, server.bodies) == (0, sorted(BODIES)), result.err
 
 
+def test_a_format_of_batches_needs_batches(forward: Forward) -> None:
+    result = forward("--post", "http://127.0.0.1:1", "--batch-format", "json")
+    assert result.status == 2
+    assert "is for --batch" in result.err
+
+
 @pytest.mark.parametrize("option", ["--http-ca-file=ca.pem", "--http-insecure"])
 def test_options_of_tls_are_refused_for_plain_http(forward: Forward, option: str) -> None:
     result = forward("--post", "http://127.0.0.1:1", option)
