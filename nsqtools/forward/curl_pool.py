@@ -120,7 +120,8 @@ class _Transfer:
         if self._sent and not self._problem:
             if code == pycurl.E_OPERATION_TIMEDOUT:
                 message = f"no answer within {self._pool.request_timeout_s:.3g} s"
-            return Answer(0, error=f"{name}: {message}")
+            # libcurl has no text for a head that is too long, for example.
+            return Answer(0, error=f"{name}: {message or f'error {code} of libcurl'}")
         if self._problem:
             message = self._problem
         elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):

@@ -5,13 +5,14 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -412,6 +413,19 @@ def test_a_body_without_an_end_does_not_change_the_outcome(
     over.set()
 
     assert (result.status, result.err, heads) == (0, "nsq: 3 delivered\n", [])
+
+
+@with_both_engines
+def test_a_head_that_is_too_long_is_an_error_with_a_reason(
+    forward: Forward, serves: Serves
+) -> None:
+    def answer(client: socket.socket) -> None:
+        if client.recv(1 << 16):
+            with suppress(OSError):  # it is closed meanwhile
+                client.sendall(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\n\r\n")
+
+    result = forward(*A_MOMENT, "--post", f"http://{serves(answer)}")
+    assert re.search(r"is requeued: \S+: \w+", result.err), result.err
 
 
 @with_both_engines
