@@ -54,6 +54,7 @@ def test_pub_sends_one_request_per_message_and_warns_without_scheduler(
         (["--in", "1h", "--key", "k", "--repeat", "2"], "--key is for one message"),
         (["--in", "1h", "--key", "\udcff"], "key is not UTF-8"),
         (["--cron", "\udcff * * * *"], "surrogates not allowed"),
+        (["--in", "1h", "--schedule-topic", "no topic"], "invalid topic name 'no topic'"),
         (["--in", "1h", "--channel", "c"], "--channel excludes"),
     ],
 )

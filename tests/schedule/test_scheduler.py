@@ -440,13 +440,20 @@ def test_a_publish_that_never_reached_nsqd_is_no_repetition(
     assert metrics(tmp_path)["nsq_schedule_repeated_total"] == 0
 
 
-def test_dead_letters_do_not_go_to_the_topic_of_the_requests(
-    run_nsq: RunNsq, tmp_path: Path
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [
+        (SCHEDULE_TOPIC, "dead letters cannot go to nsq.schedule"),
+        ("no topic", "invalid topic name 'no topic'"),
+    ],
+)
+def test_a_topic_that_cannot_have_dead_letters_is_refused(
+    run_nsq: RunNsq, tmp_path: Path, topic: str, error: str
 ) -> None:
-    words = ["--data-path", str(tmp_path), "--dead-letter-topic", SCHEDULE_TOPIC]
+    words = ["--data-path", str(tmp_path), "--dead-letter-topic", topic]
     result = run_nsq(["schedule", "serve", *words])
     assert result.status == 2
-    assert "dead letters cannot go to nsq.schedule" in result.err
+    assert error in result.err
 
 
 def test_metrics_count_entries_and_publishes(

@@ -257,7 +257,8 @@ def pub(
     select, publish_topic = body_selector(where, pick), topic
     if schedule.is_used:
         schedule.check_against(source, defers=defer is not None, channel=publishing.channel.name)
-        select, publish_topic = schedule.request_for(topic, select), schedule.schedule_topic
+        select = schedule.request_for(topic, select)
+        publish_topic = check_topic(schedule.schedule_topic)
     ending = b"\n" if delimiter is None else delimiter
     if not ending and (checkpoint is not None or publishing.unsent_file is not None):
         raise ConfigurationError("--checkpoint and --unsent-file need a delimiter of records")

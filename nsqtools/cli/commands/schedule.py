@@ -16,6 +16,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ListingForm, write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.protocol.names import check_topic
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
     check_key,
@@ -73,6 +74,8 @@ def serve(
 
     if dead_letter_topic is not None and dead_letter_file is not None:
         raise ConfigurationError("give either --dead-letter-topic or --dead-letter-file")
+    if dead_letter_topic is not None:
+        check_topic(dead_letter_topic)
     if dead_letter_topic == schedule_topic:  # each dead letter would be an invalid request
         raise ConfigurationError(f"dead letters cannot go to {schedule_topic}, which is consumed")
     # nsqd decides whether a message is too large: it accepted the request.
