@@ -439,8 +439,11 @@ class TopicWriter:
 
     def _retain_ids(self) -> None:
         """Keep the identities of recent messages, which may be redelivered after a long backlog."""
-        self._flush()
-        self._journal.pin_recent()
+        try:
+            self._flush()
+        finally:
+            # The FINs of earlier messages may be lost, whether the held ones can be written or not.
+            self._journal.pin_recent()
 
     def _without_written(self, batch: Batch) -> Batch:
         """Return the messages that are not written yet, and FINish those that are durable."""

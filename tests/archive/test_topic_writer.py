@@ -122,6 +122,32 @@ def test_a_message_whose_fin_may_be_lost_stays_known(topic: Topic, why: str, kno
     assert writer.totals.already_written == known
 
 
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "on another connection"])
+def test_a_message_whose_fin_may_be_lost_stays_known_if_the_disk_is_full(
+    topic: Topic, is_late: bool
+) -> None:
+    writer, source = topic.writer(), topic.source if is_late else FakeConnection()
+    writer.take(topic.source.deliver(1), NOW_S)
+    writer.flush()
+    writer.take(topic.source.deliver(2), NOW_S)
+    with pytest.MonkeyPatch.context() as broken, pytest.raises(WriteFailed):
+        broken.setattr(os, "fdatasync", full)
+        if is_late:
+            writer.on_late_finish()
+        else:
+            writer.take(source.deliver(3), NOW_S)
+    for number in range(1000, 1250):  # a long backlog before they are redelivered
+        writer.take(source.deliver(number), NOW_S)
+        writer.flush()
+
+    writer.take(source.deliver(1, 2, attempts=2), NOW_S)
+
+    assert writer.totals.already_written == 1
+    writer.flush()
+    writer.rotate(NOW_S, all_files=True)
+    assert lines_of(topic.out).count(b"body 2") == 1
+
+
 def test_a_rotation_is_retried_when_the_disk_has_room(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
