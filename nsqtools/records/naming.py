@@ -211,11 +211,14 @@ _TOKENS = {
 def topic_pattern(format: str) -> re.Pattern[str]:
     """Return the pattern of the names by a format, or by the beginning of a format.
 
-    Raises `ConfigurationError` for a format without exactly one ``<TOPIC>``.
+    Raises `ConfigurationError` for a format without exactly one ``<TOPIC>``, or without the text
+    that ends the topic.
     """
-    if format.count("<TOPIC>") != 1:
+    rest = format.partition("<TOPIC>")[2].removeprefix(REV)
+    if format.count("<TOPIC>") != 1 or not rest or rest.startswith(tuple(_TOKENS)):
         raise ConfigurationError(
-            f"{format!r} must have <TOPIC> once", hint="Write '<TOPIC>.', or the whole format."
+            f"{format!r} must have <TOPIC> once, and text after it",
+            hint="Write '<TOPIC>.', or the whole format.",
         )
     parts = re.split(f"({'|'.join(_TOKENS)})", format)
     return re.compile("".join(_TOKENS.get(part, re.escape(part)) for part in parts))

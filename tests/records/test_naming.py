@@ -92,8 +92,17 @@ def test_rotation_has_two_size_limits_and_an_interval_of_the_clock() -> None:
         (DEFAULT_FORMAT, "x#ephemeral.h.2026-01-01_00.log", "x#ephemeral"),
         ("<TOPIC>/<DATETIME>/data<REV>.json", "clicks/ds=01-02/data-000001.json", "clicks"),
         ("<TOPIC>/", "web.clicks/2026/data.json", "web.clicks"),
+        ("<TOPIC><REV>.log", "clicks-000001.log", "clicks"),
         ("<TOPIC>.", "README", None),
     ],
 )
 def test_the_topic_is_read_from_a_name(format: str, name: str, topic: str | None) -> None:
     assert topic_in(topic_pattern(format), name) == topic
+
+
+@pytest.mark.parametrize(
+    "format", ["data.log", "<TOPIC>.<TOPIC>.", "<TOPIC>", "logs/<TOPIC>", "<TOPIC><REV>"]
+)
+def test_a_format_that_does_not_show_where_the_topic_ends_is_refused(format: str) -> None:
+    with pytest.raises(ConfigurationError, match="must have <TOPIC> once, and text after it"):
+        topic_pattern(format)
