@@ -182,6 +182,9 @@ class Erasure:
                     else:
                         _erase_from_folder(place, group)
         erased = self.matches
+        removed = {m.archive.shown for m in erased if len(m.rows) == m.messages}
+        left = (place for place in self.inputs.archives if str(place) not in removed)
+        self.inputs = replace(self.inputs, archives=tuple(left))
         self.plan()
         remaining, self.matches = self.matches, erased
         if remaining or self.messages < expected:

@@ -59,7 +59,7 @@ def erase(
         erasure.finish_earlier()
     erasure.plan()
     topics.check()
-    erased = sum(len(matches.rows) for matches in erasure.matches)
+    judged, erased = erasure.messages, sum(len(matches.rows) for matches in erasure.matches)
     rows = [
         {
             "file": matches.archive.shown,
@@ -82,7 +82,7 @@ def erase(
     for path, reason in erasure.unreachable.items():
         runtime.print_error(f"nsq: {path} may keep messages: {reason}")
     done = "match" if dry_run else "erased"
-    runtime.info(f"nsq: {counted(erased, 'message')} {done} of {erasure.messages} judged")
+    runtime.info(f"nsq: {counted(erased, 'message')} {done} of {judged} judged")
     runtime.info(
         "nsq: not reached: backups, versions in buckets, dead-letter files, ledgers and nsqd"
     )
