@@ -207,6 +207,13 @@ class ArchiveOptions(OptionSet):
                 "--body, --schema, --dead-letter-file and partitions of bodies are for tables",
                 hint="Give --store parquet or --store delta.",
             )
+        is_chosen = "message" in by or self.partition_format != DEFAULT_PARTITION_FORMAT
+        if is_chosen and "<PARTITION>" not in self.filename_format:
+            raise ConfigurationError(
+                f"{self.filename_format!r} has no <PARTITION>, which --partition-format and "
+                "--partition-by message are for",
+                hint="Put <PARTITION> in --filename-format.",
+            )
         naming = FileNaming(
             self.filename_format,
             self.datetime_format,
