@@ -63,6 +63,8 @@ class NsqError(Exception):
     category = "failed"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        # The name of a file may not be UTF-8, and Spark would never end after such a message.
+        message, hint = (s.encode("utf-8", "backslashreplace").decode() for s in (message, hint))
         super().__init__(message)
         self.hint = hint
         if hint:

@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,22 @@ def test_damage_fails_with_a_position_and_a_hint_or_is_skipped_and_counted(
     assert bodies(damaged, damage_path=LocalPlace(reports), min_partitions=3) == good
     (damage,) = read_damage(LocalPlace(reports))
     assert (damage.file, damage.pos) == (str(damaged), begin)
+
+
+def test_damage_of_a_file_whose_name_is_not_utf8_is_reported(tmp_path: Path) -> None:
+    archive, reports = tmp_path / "archive", tmp_path / "reports"
+    archive.mkdir()
+    damaged = archive / os.fsdecode(b"gr\xf6n.log")
+    damaged.write_bytes(b"no message\n")
+
+    # A worker of Spark encodes the traceback, and without it the query would never end.
+    with pytest.raises(NsqError, match=r"gr\\udcf6n\.log: it does not hold messages") as caught:
+        bodies(archive)
+    assert "".join(traceback.format_exception(caught.value)).encode()
+
+    assert bodies(archive, damage_path=LocalPlace(reports)) == []
+    (damage,) = read_damage(LocalPlace(reports))
+    assert damage.file == str(damaged)
 
 
 def test_an_invalid_line_is_skipped_and_damage_reports_are_limited(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def report_damage(
     if len(damages) > MAX_LINES:
         last = ArchiveDamage(first.file, first.pos, f"and {len(damages) - MAX_LINES} more lines")
         damages = [*damages[:MAX_LINES], last]
-    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    name = hashlib.sha256(identity.encode(errors="backslashreplace")).hexdigest()[:32]
     text = "".join(json.dumps(damage._asdict()) + "\n" for damage in damages)
     with translating_errors("write", folder):
         folder.put(name + SUFFIX, text.encode())
