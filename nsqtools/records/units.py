@@ -42,6 +42,8 @@ def _value(escape: re.Match[bytes]) -> bytes:
 
 
 _DAYS = re.compile(r"([-+]?)(\d+\.?\d*|\.\d+)d(?=[\d.]|\Z)", re.ASCII)
+# Python reads only the first six digits of a fraction.
+_NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
 
 
@@ -119,4 +121,6 @@ def parse_time(text: str, *, now_ns: int) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * NS + since.microseconds * 1000
+    digits = _NANOSECONDS.search(text)
+    ns = since.microseconds * 1000 + (int(digits[1].ljust(3, "0")) if digits else 0)
+    return (since.days * 86_400 + since.seconds) * NS + ns
