@@ -307,13 +307,12 @@ def bare_files(archives: Iterable[ArchiveFile]) -> list[ArchiveFile]:
     ]
 
 
-def files_without_topic(archives: Sequence[ArchiveFile], topic: str) -> list[ArchiveFile]:
-    """Return files of bare bodies without a topic in their names, if other names have the topic.
+def files_without_topic(bare: Sequence[ArchiveFile], topic: str) -> list[ArchiveFile]:
+    """Return `bare_files` without a topic in their names, if other names have the topic.
 
     The names of nsq_to_file contain the topic, so these files are probably of another topic.
     """
     word = re.compile(rf"(?<![0-9A-Za-z_]){re.escape(topic)}(?![0-9A-Za-z_])")
-    bare = bare_files(archives)
     without_topic = [archive for archive in bare if not word.search(archive.name)]
     return without_topic if len(without_topic) < len(bare) else []
 

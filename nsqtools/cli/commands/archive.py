@@ -267,7 +267,11 @@ def convert(
     for place in tables:
         refuse_nested("--output", parse_place(plan.base), place)
     damage = DamageReporter(runtime)
-    for archive in files_without_topic(archives, topic) if topic else ():
+    bare = bare_files(archives) if topic else []
+    if topic and archives and not bare:
+        reason = "it is for bare bodies, and there are none"
+        runtime.info(f"nsq: --topic {topic} has no effect: {reason}")
+    for archive in files_without_topic(bare, topic) if topic else ():
         archives.remove(archive)
         problem = f"skipped: its name lacks {topic}, which other names have; convert it separately"
         damage(archive.shown, problem)
@@ -359,6 +363,8 @@ def schema(
         rows = columns.add(batch_of_bodies(bodies))
         time_fields.add(rows, columns.schema())
         reasons.update(rows["_error"].drop_null().to_pylist())
+    if sampled < count:
+        topics.check()
     write_json(runtime, json_schema(time_fields.apply(columns.fields)))
     runtime.info(f"nsq: {sampled} messages, {columns.misfits} did not fit")
     for reason, times in reasons.most_common(10):
