@@ -28,7 +28,9 @@ from nsqtools.records.units import argument_bytes, parse_regexp
 
 # The program is on separate lines, because it may end in a comment.
 _IS_ANY_TRUE = "any((\n", "\n); .)"
-_TEXTS = "(\n", '\n) | if type == "string" then . else tojson end'
+_TO_TEXT = 'if type == "string" then . else tojson end'
+_TEXTS = "(\n", f"\n) | {_TO_TEXT}"
+_TEXTS_BUT_NULL = "(\n", f"\n) | select(. != null) | {_TO_TEXT}"
 
 _BLANK = "\ufeff \t\r\n"  # jq reads no value from these characters, and raises no error.
 # Escaped backslashes are matched as well, because the characters after \\ are no escape.
@@ -53,15 +55,15 @@ def _read_body(body: bytes) -> tuple[str, bool]:
     return text, is_exact
 
 
-def compile_pick(program: str) -> Pick:
+def compile_pick(program: str, *, omits_null: bool = False) -> Pick:
     """Return a function that applies ``program`` to a body; it returns None without a result.
 
     Strings are returned raw, other values as compact JSON, and several results on separate lines
-    (as ``jq -rc`` prints them). The function raises ``ValueError`` if the body is not JSON, if the
-    program fails, or if a result has replaced characters. Raises `ConfigurationError` for an
-    invalid program.
+    (as ``jq -rc`` prints them). With ``omits_null`` null is no result. The function raises
+    ``ValueError`` if the body is not JSON, if the program fails, or if a result has replaced
+    characters. Raises `ConfigurationError` for an invalid program.
     """
-    run = _compile(program, _TEXTS)
+    run = _compile(program, _TEXTS_BUT_NULL if omits_null else _TEXTS)
 
     def pick(body: bytes) -> bytes | None:
         text, is_exact = _read_body(body)

@@ -162,7 +162,7 @@ def _url(text: bytes) -> bytes:
 def _picked(program: str, is_strict: bool) -> Get:
     from nsqtools.records.filters import compile_pick
 
-    pick = compile_pick(f"({program}) // empty")
+    pick = compile_pick(program, omits_null=True)
 
     def get(message: MessageLike) -> bytes:
         try:

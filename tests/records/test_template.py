@@ -37,7 +37,7 @@ REFUSED |= {"{bodi}": "known are topic, nsqd, id, timestamp, attempts, size, bod
 REFUSED |= {"{body:yaml}": "body has hex, base64, url, json"}
 REFUSED |= {"{topic:upper}": "topic has no other form", "{.a:hex}": ".a has url"}
 REFUSED |= dict.fromkeys((r"{id}\q", "{id}\\", r"\xg1"), "unknown escape")
-REFUSED |= {"{.a[}": "is not a program of jq"}
+REFUSED |= {"{.a[}": r"'\.a\[' is not a program of jq"}
 
 
 @pytest.mark.parametrize("template", REFUSED)
@@ -82,9 +82,10 @@ def test_any_text_is_a_template_or_a_value_error(template: str) -> None:
     assert isinstance(encode_many("t", "h:1", [MESSAGE]), bytes)
 
 
-IN_JSON = b'{"user": {"id": 12345678901234567890}, "q": "a b/\xc3\xa9"}'
+IN_JSON = b'{"user": {"id": 12345678901234567890}, "q": "a b/\xc3\xa9", "no": false, "none": null}'
 PATHS = {"{.user.id}": b"12345678901234567890", "[{.nothing}{.user.name.first}]": b"[]"}
 PATHS |= {"q={.q:url}&all={body:url}": b"q=a%20b%2F%C3%A9&all="}
+PATHS |= {"{.no}{.none}{.user.id # a comment}": b"false12345678901234567890"}
 
 
 @pytest.mark.parametrize("template", PATHS)
