@@ -92,11 +92,12 @@ def report(
     from nsqtools.spark.jobs.reporting import make_report
 
     form.check(tuple(KEYS))
+    within = time_range(since, until)
     inputs = find_inputs(paths)
     tables = (*inputs.parquet, *inputs.delta)
     settings = spark.settings("nsq spark report", tables, python_places=inputs.archives)
     with reading.session(runtime, settings) as opened:
-        choice = Choice(tuple(topic or ()), time_range(since, until), delimiter, opened.damage)
+        choice = Choice(tuple(topic or ()), within, delimiter, opened.damage)
         with job_progress(runtime, opened.spark):
             document = make_report(
                 opened.spark, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until
+from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until, time_range
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     PROGRESS_HELP,
@@ -89,6 +89,7 @@ def replay(
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
 
     form.check(COLUMNS)
+    time_range(since, until)  # Raises for contradicting times.
     request = ReplayRequest(
         tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter
     )

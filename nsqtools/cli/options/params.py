@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Context
 
 from nsqtools.cli.parsing.binding import Provided, opt
+from nsqtools.errors import ConfigurationError
 from nsqtools.records.units import Moment, parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
@@ -77,9 +78,11 @@ Until = Annotated[
 
 
 def time_range(since: Moment | None, until: Moment | None) -> TimeRange:
-    """Return the range of ``--since`` and ``--until``."""
+    """Return the range of ``--since`` and ``--until``. Raises `ConfigurationError`."""
     from nsqtools.archive.layout import TimeRange
 
+    if since and until and since.ns > until.ns:
+        raise ConfigurationError(f"--since {since.text} is later than --until {until.text}")
     return TimeRange(since and since.ns, until and until.ns)
 
 
