@@ -30,6 +30,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,11 @@ STATE = "state.json"
 # of the new files.
 MAX_BATCH_LOGS = 64
 MAX_BATCH_BYTES = 2 << 30
+# The new files of a log are written to its disk before the log is removed, so a full disk would
+# stay full. They may be twice as large as a compressed log. The minimum is more than what arrives
+# until consumption has paused.
+ROOM_PER_BYTE = 2
+MIN_ROOM = 128 << 20
 # Names of fields in a warning about fields without a column.
 MAX_FIELDS_LOGGED = 5
 
@@ -289,6 +295,14 @@ class Landings(Uploads):
                 [({}, fields)],
             ),
         ]
+
+    def _shortage(self) -> str:
+        with self._changed:
+            largest = max(self._sizes.values(), default=0)
+        free = shutil.disk_usage(self._plan.directory).free if largest else 0
+        if largest and free < max(ROOM_PER_BYTE * largest, MIN_ROOM):
+            return f"{free} bytes are free on the disk"
+        return super()._shortage()
 
     def _count_landed(self, file: TableFile) -> None:
         topic = str(file.partition["topic"])

@@ -434,22 +434,26 @@ class Uploads:
             self._threads.append(thread)
 
     def regulate(self, set_paused: Callable[[bool], None]) -> None:
-        """Pause or resume consumption if the bytes of waiting files have crossed the limit."""
-        if not self._max_local_bytes:
-            return
-        waiting = self.totals.waiting_bytes
-        if not self._is_pausing and waiting >= self._max_local_bytes:
+        """Pause consumption while there is a `_shortage`."""
+        waiting, shortage = self.totals.waiting_bytes, self._shortage()
+        if shortage and not self._is_pausing:
             self._is_pausing = True
             log.error(
-                "consumption pauses: %d bytes wait for their upload, and --max-local-bytes is %d",
-                waiting,
-                self._max_local_bytes,
+                "consumption pauses: %d bytes wait for their upload, and %s", waiting, shortage
             )
             set_paused(True)
-        elif self._is_pausing and waiting < RESUME_SHARE * self._max_local_bytes:
+        elif self._is_pausing and not shortage:
             self._is_pausing = False
             log.warning("consumption resumes: %d bytes wait for their upload", waiting)
             set_paused(False)
+
+    def _shortage(self) -> str:
+        """Return why no more files may wait, "" if more may."""
+        limit = self._max_local_bytes
+        share = RESUME_SHARE if self._is_pausing else 1
+        if limit and self.totals.waiting_bytes >= share * limit:
+            return f"--max-local-bytes is {limit}"
+        return ""
 
     def close(
         self,

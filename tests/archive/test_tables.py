@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -600,6 +601,29 @@ def test_metrics_have_the_rows_and_the_newest_time_of_each_topic(tmp_path: Path)
     newest_ns = max(message.timestamp_ns for message in MESSAGES)
     assert f'nsq_table_rows_total{{topic="clicks"}} {len(MESSAGES)}\n' in page
     assert f'nsq_table_newest_timestamp_seconds{{topic="clicks"}} {newest_ns / 10**9}\n' in page
+
+
+def test_consumption_pauses_while_the_disk_has_no_room_to_land_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_archive(tmp_path / "logs" / "a.log", MESSAGES, head=Head("a" * 32, 1))
+    landings = Landings(TablePlan(str(tmp_path / "lake"), False, "h"), log.parent, None)
+    pauses: list[bool] = []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+
+    landings.regulate(pauses.append)
+    assert pauses == []  # A disk that is full without a log to land is the archiver's problem.
+    landings.put(log)
+    landings.regulate(pauses.append)
+    assert pauses == [True]
+    assert landings.health == (
+        False,
+        f"paused: {landings.totals.waiting_bytes} bytes wait for their upload",
+    )
+    assert landings.close() == 0
+    landings.regulate(pauses.append)
+
+    assert pauses == [True, False]
 
 
 def test_a_place_taken_over_since_the_start_gets_no_files(tmp_path: Path) -> None:
