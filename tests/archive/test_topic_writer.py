@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -130,12 +131,11 @@ def test_a_message_whose_fin_may_be_lost_stays_known_if_the_disk_is_full(
     writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
     writer.take(topic.source.deliver(2), NOW_S)
-    with pytest.MonkeyPatch.context() as broken, pytest.raises(WriteFailed):
+    write = writer.on_late_finish if is_late else partial(writer.take, source.deliver(3), NOW_S)
+    with pytest.MonkeyPatch.context() as broken:
         broken.setattr(os, "fdatasync", full)
-        if is_late:
-            writer.on_late_finish()
-        else:
-            writer.take(source.deliver(3), NOW_S)
+        with pytest.raises(WriteFailed):
+            write()
     for number in range(1000, 1250):  # a long backlog before they are redelivered
         writer.take(source.deliver(number), NOW_S)
         writer.flush()
