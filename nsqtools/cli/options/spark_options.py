@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,10 +101,11 @@ class ArchiveReading(OptionSet):
 
         Raises `ConfigurationError` if the reports would stay on the machines of executors.
         """
+        from nsqtools.files.scratch import scratch_directory
         from nsqtools.spark.archives.damage import read_damage
 
-        with TemporaryDirectory(prefix="nsq-damage-") as scratch:
-            damage = self._place(Path(scratch), is_local=settings.is_local)
+        with scratch_directory("nsq-damage-") as scratch:
+            damage = self._place(scratch, is_local=settings.is_local)
             with naming_flags(), open_spark(runtime, settings) as spark:
                 opened = ArchiveSession(spark, damage)
                 yield opened

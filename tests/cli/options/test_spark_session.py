@@ -1,10 +1,23 @@
 """The options of ``nsq spark`` commands, and the progress line while Spark works."""
 
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from nsqtools.cli.options.spark_options import SparkChoice, parse_conf, stage_progress
+from nsqtools.cli.options import spark_options
+from nsqtools.cli.options.spark_options import (
+    ArchiveReading,
+    SparkChoice,
+    parse_conf,
+    stage_progress,
+)
+from nsqtools.files.scratch import LOCK
+from nsqtools.spark.spark_settings import SparkSettings
 
 
 def test_conf_values_may_contain_equals_signs_and_override_options() -> None:
@@ -39,3 +52,20 @@ def test_the_progress_line_adds_up_the_running_stages(
     )
     assert stage_progress(tracker) == text
     assert stage_progress(object()) == ""  # the session ended meanwhile
+
+
+def test_the_damage_reports_of_a_killed_session_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(spark_options, "open_spark", lambda *_: nullcontext())
+    killed = tmp_path / "nsq-damage-killed"
+    killed.mkdir()
+    (killed / LOCK).touch()
+    os.utime(killed, (0, 0))
+
+    reading = ArchiveReading(skip_damaged=True, damage_dir=None)
+    with reading.session(cast(Any, SimpleNamespace()), SparkSettings()) as opened:
+        assert os.listdir(tmp_path) == [Path(str(opened.damage)).name]
+
+    assert os.listdir(tmp_path) == []
