@@ -2,7 +2,9 @@
 
 A secret is looked up as a token first, which costs one hash. Then it may be a JWT, and then
 ``USER:SECRET``. A client whose secret names nobody can still be an entry of the file without a
-secret, because clients that are known by their address send any text.
+secret, because clients that are known by their address send any text. Such a text may look like
+``USER:SECRET``, so the limit of guesses does not keep that client out. It holds until the end of
+the limit, because the secret of another user is not checked before.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsqtools.authd.passwords import PasswordChecker
+from nsqtools.authd.passwords import PasswordChecker, TooManyFailures
 from nsqtools.authd.users import Client, Issuer, User, Users, hash_token, parse_users
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import append_whole
@@ -72,16 +74,24 @@ class Authority:
     async def identify(self, secret: str, client: Client) -> Identity | None:
         """Return who a client with this secret is. Raises `TooManyFailures`."""
         users, tokens = self._loaded
+        limit: TooManyFailures | None = None
         if secret:
             for identity in _by_token(users, tokens, secret):
                 if not identity.user.reason_to_refuse(client):
                     return identity
-            claim = await self._by_name(users, secret, client)
+            try:
+                claim = await self._by_name(users, secret, client)
+            except TooManyFailures as exc:
+                claim, limit = None, exc
             if claim is not None and not claim.user.reason_to_refuse(client):
                 return claim
+        valid_s = limit.args[0] if limit else float("inf")
         for user in users.without_secret:
             if not user.reason_to_refuse(client):
-                return Identity(user, "common_name" if user.common_name else "address")
+                method = "common_name" if user.common_name else "address"
+                return Identity(user, method, valid_s)
+        if limit is not None:
+            raise limit
         return None
 
     async def _by_name(self, users: Users, secret: str, client: Client) -> Identity | None:

@@ -67,6 +67,14 @@ def test_a_password_needs_the_user_name_and_guesses_are_limited(
     assert names(authority, "ann:a:b c", client=Client("10.0.0.1")) == ["ann by password"]
 
 
+def test_a_client_known_by_its_address_is_never_locked_out(write_users: WriteUsers) -> None:
+    entries = "[users.ann]\ntokens = ['{}']\n[users.printers]\naddresses = ['127.0.0.0/8']"
+    authority = Authority(write_users(entries.format(hash_token("t"))))
+
+    reconnects = ["printer:3"] * (FREE_FAILURES + 2)
+    assert names(authority, *reconnects) == ["printers by address"] * len(reconnects)
+
+
 def test_the_first_matching_entry_is_used(write_users: WriteUsers) -> None:
     token = f"tokens = ['{hash_token('t')}']"
     authority = Authority(
