@@ -45,7 +45,9 @@ from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
 TOKEN_PREFIX = "sha256$"
 ANYTHING = ".*"
 _TOKEN_HASH = re.compile(r"sha256\$([0-9a-fA-F]{64})")
-_NAME = re.compile(r"[^\s:\x00-\x1f\x7f]{1,256}")  # a colon would end it in USER:SECRET
+_NAME = re.compile(
+    r"[^\s:\x00-\x1f\x7f\ud800-\udfff]{1,256}"
+)  # a colon would end it in USER:SECRET
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -54,6 +56,11 @@ def hash_token(token: str) -> str:
     """Return what the users file has of a token: its SHA-256, because nobody guesses 256 bits."""
     digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{TOKEN_PREFIX}{digest}"
+
+
+def toml_text(value: str | list[str]) -> str:
+    """Return strings in TOML, which lacks the surrogate pairs of JSON's escapes."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 class Client(NamedTuple):
@@ -415,17 +422,17 @@ def convert_permissions(text: str, name: str) -> str:
 
 def _permissions(rows: list[_Row]) -> Iterator[str]:
     topics = dict.fromkeys(row.topic for row in rows if row.may_publish)
-    yield f"publish = {json.dumps(list(topics))}"
+    yield f"publish = {toml_text(list(topics))}"
     subscribe: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.may_subscribe:
             subscribe.setdefault(row.topic, {})[row.channel or ANYTHING] = None
-    pairs = (f"{json.dumps(t)} = {json.dumps(list(each))}" for t, each in subscribe.items())
+    pairs = (f"{toml_text(t)} = {toml_text(list(each))}" for t, each in subscribe.items())
     yield f"subscribe = {{ {', '.join(pairs)} }}"
 
 
 def _rows(text: str, name: str) -> Iterator[_Row]:
-    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
+    reader = csv.DictReader(io.StringIO(text))
     columns = ["tls_required" if name == "tls" else name for name in reader.fieldnames or ()]
     reader.fieldnames = columns  # The column is tls in its documentation, tls_required in its code.
     if missing := [column for column in COLUMNS if column not in columns]:

@@ -129,6 +129,14 @@ def test_permissions_of_pynsqauthd_become_entries_with_hashes() -> None:
     assert printer.grant_to_subscribe("test", "test")
 
 
+def test_patterns_beyond_the_basic_plane_are_converted() -> None:
+    text = convert_permissions(f"{PERMISSIONS}ann,,,\U0001f600.*,,subscribe,publish\n", "csv")
+
+    [ann] = users(text).by_token[hash_token("ann")]
+    assert ann.grant_to_publish("\U0001f600")
+    assert ann.grant_to_subscribe("\U0001f600")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -106,7 +106,7 @@ def hash_(
         nsq authd hash < secret.txt
     """
     from nsqtools.authd.passwords import hash_password
-    from nsqtools.authd.users import hash_token, parse_users
+    from nsqtools.authd.users import hash_token, parse_users, toml_text
 
     if new is None:
         if token_file is not None:
@@ -116,7 +116,7 @@ def hash_(
     from secrets import token_urlsafe
 
     token = token_urlsafe(TOKEN_BYTES)
-    name = new if new.replace("-", "").isalnum() and new.isascii() else _quoted(new)
+    name = new if new.replace("-", "").isalnum() and new.isascii() else toml_text(new)
     entry = f'[users.{name}]\ntokens = ["{hash_token(token)}"]\n'
     parse_users(entry, "--new")
     if token_file is None:
@@ -124,12 +124,6 @@ def hash_(
     else:
         _write_token(token_file, token)
     write_text(runtime, entry)
-
-
-def _quoted(text: str) -> str:
-    import json
-
-    return json.dumps(text)  # a string of JSON is one of TOML
 
 
 def _write_token(path: Path, token: str) -> None:
