@@ -143,9 +143,9 @@ def load_users(path: Path) -> Users:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file. Raises `ConfigurationError`."""
+    """Return the text of a file, without a byte order mark. Raises `ConfigurationError`."""
     try:
-        return read_small(path, MAX_FILE_BYTES).decode()
+        return read_small(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except OSError as exc:
         raise ConfigurationError(f"cannot read {path} ({exc.strerror or exc})") from exc
     except UnicodeDecodeError as exc:

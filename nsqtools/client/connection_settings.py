@@ -145,7 +145,7 @@ def read_secret(path: Path) -> str:
     """
     warn_of_exposure(path)
     try:
-        secret = path.read_text("utf-8").strip()
+        secret = path.read_text("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigurationError(

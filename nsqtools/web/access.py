@@ -329,7 +329,7 @@ class PasswordFile:
 def _read(path: Path) -> list[tuple[str, str]]:
     try:
         with open_to_read(path) as file:
-            lines = file.read().decode("utf-8").splitlines()
+            lines = file.read().decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not text in UTF-8") from None
     except OSError as exc:

@@ -95,6 +95,12 @@ def test_the_first_matching_entry_is_used(write_users: WriteUsers) -> None:
     assert names(authority, ".", "") == ["anybody by address"] * 2
 
 
+def test_a_byte_order_mark_before_the_users_is_ignored(write_users: WriteUsers) -> None:
+    path = write_users(f"\ufeff[users.ann]\ntokens = ['{hash_token('t')}']")
+
+    assert names(Authority(path), "t") == ["ann by token"]
+
+
 def test_a_changed_file_is_read_and_a_broken_one_is_refused(
     write_users: WriteUsers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -241,6 +241,13 @@ def guesser(users: Callable[..., Path]) -> Guesser:
     return Guesser(users(ann="right", bob="right"))
 
 
+def test_a_byte_order_mark_before_the_first_user_is_ignored(users: Callable[..., Path]) -> None:
+    path = users(ann="right")
+    path.write_text(f"\ufeff{path.read_text()}")
+
+    assert Guesser(path).check("ann", "right", "127.0.0.1")
+
+
 @pytest.mark.parametrize("password", ["right", "wrong"])
 def test_concurrent_guesses_are_counted_together(guesser: Guesser, password: str) -> None:
     async def gather() -> list[bool | BaseException]:

@@ -144,7 +144,7 @@ def read_topology(path: Path) -> Topology:
     from nsqtools.cluster.topology import parse
 
     try:
-        return parse(path.read_text("utf-8"), str(path))
+        return parse(path.read_text("utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
         raise ConfigurationError(f"cannot read {path} ({why})") from exc

@@ -70,6 +70,13 @@ def test_only_unused_topics_and_channels_are_pruned_after_confirmation(
         assert channels["clicks"].keys() - {"live#ephemeral"} == {"archive", "used"}
 
 
+def test_a_byte_order_mark_before_a_topology_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(f"\ufeff{FILE}")
+
+    assert topology.read_topology(file).topics.keys() == {"clicks", "web.views"}
+
+
 def test_watch_applies_the_topology_to_an_nsqd_that_joins_later(
     run_nsq: RunNsq,
     lookupd: GoNsqlookupd,

@@ -196,6 +196,13 @@ def test_the_secret_comes_from_the_environment_or_the_stronger_file(
     assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env", "auth_secret_file": ""}
 
 
+def test_a_byte_order_mark_is_not_part_of_the_secret(connect: Connect, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("\ufeffs3cret\n")
+
+    assert connect(f"--auth-secret-file {secret}").options["auth_secret"] == "s3cret"
+
+
 def test_the_destination_has_its_own_options_and_none_of_the_source(
     monkeypatch: pytest.MonkeyPatch, given_command: GivenCommand, tmp_path: Path
 ) -> None:
