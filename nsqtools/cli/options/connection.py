@@ -144,8 +144,14 @@ def addresses_or_default(context: Context) -> EffectiveAddresses:
 
 
 def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
-    """Split lists of addresses at commas, which most environment variables contain."""
-    return tuple(address.strip() for text in texts or () for address in text.split(","))
+    """Split lists of addresses at commas, which most environment variables contain.
+
+    A list may end with a comma, as in ``a:4161, b:4161``, which typer splits at the space first. An
+    empty list remains an empty address, which is refused: it is the unset variable of a script, and
+    the default would be another cluster.
+    """
+    lists = ([address.strip() for address in text.split(",")] for text in texts or ())
+    return tuple(address for parts in lists for address in [*filter(None, parts)] or parts[:1])
 
 
 def effective_addresses(context: Context, prefix: str = "") -> EffectiveAddresses:

@@ -76,6 +76,8 @@ WITHOUT_FILE = [
     ("--nsqd-http-address d:4151", {}, "|d:4151|"),
     ("--nsqd-tcp-address a:1 --lookupd-http-address l:3", {}, "a:1||l:3"),
     ("", {"NSQ_NSQD_TCP_ADDRESS": "a:1,b:2 c:3"}, "a:1 b:2 c:3||"),
+    ("", {"NSQ_NSQD_TCP_ADDRESS": "a:1, b:2,"}, "a:1 b:2||"),
+    ("--nsqd-tcp-address=", {}, "||"),
 ]
 WITH_FILE = [
     ("", {}, "||file:4161"),
