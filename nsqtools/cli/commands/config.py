@@ -219,16 +219,17 @@ def _plain(value: Any) -> str | bool | list[str] | None:
         case None | [] | ():
             return None
         case list() | tuple():
-            return [_without_login(str(item)) for item in value]
+            return [_masked(str(item)) for item in value]
         case bool():
             return value
         case float():  # seconds
             return format_duration(value)
-    return _without_login(str(value))
+    return _masked(str(value))
 
 
-def _without_login(text: str) -> str:
-    return re.sub("//.*@", f"//{MASK}@", text)
+def _masked(text: str) -> str:
+    """Return an address without user, password and query, any of which may be a secret."""
+    return re.sub(r"(/[^?]*\?).+", rf"\1{MASK}", re.sub("//.*@", f"//{MASK}@", text))
 
 
 def get(option: OptionName, *, listing: ClusterListing) -> int:
