@@ -48,6 +48,8 @@ _TRANSIENT_ERRORS = (
 OBSTACLE_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
 """Errors that an operator may resolve while a daemon runs. A batch job does not wait for that."""
 
+_OPEN = ("/proc/", "/dev/fd/")  # open files of a process by name; macOS has the latter
+
 # SMB, FUSE and some network mounts refuse to sync a directory. PostgreSQL and SQLite ignore it too.
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -127,10 +129,12 @@ def replace_file(
             and owner it gets (see `make_alike`).
         is_durable: Whether to sync. False is for content that is written often and may be lost.
 
-    Raises ``OSError``, also if ``path`` is not a regular file (/dev/null). The old file remains
-    then.
+    Raises ``OSError``, also if ``path`` is not a regular file (/dev/null), and for a link to an
+    open file: in place of /dev/stdout, root would leave a file for all processes. The old file
+    remains then.
     """
-    if path.exists() and not path.is_file():
+    is_stream = path.is_symlink() and os.path.join(path.parent, path.readlink()).startswith(_OPEN)
+    if is_stream or (path.exists() and not path.is_file()):
         raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
     with temporary_file(path, content, mode, is_durable=is_durable) as draft:
         draft.replace(path)

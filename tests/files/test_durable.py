@@ -7,7 +7,7 @@ import pytest
 
 from nsqtools.files import durable
 from nsqtools.files.durable import NewestContent, link_file, remove_temporaries, replace_file
-from nsqtools.files.opening import open_to_append, try_lock
+from nsqtools.files.opening import NotRegularError, open_to_append, try_lock
 
 
 def names(folder: Path) -> list[str]:
@@ -35,6 +35,16 @@ def test_an_append_locks_the_file_against_other_writers(
         )
         durable.append_whole(mine.fileno(), b"1\n")
         assert (locked, try_lock(other.fileno())) == ([False], True)
+
+
+def test_a_link_to_an_open_file_is_not_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "stdout"
+    with (tmp_path / "redirected").open("wb") as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        with pytest.raises(NotRegularError, match="not a regular file"):
+            replace_file(link, b"new")
+    assert names(tmp_path) == ["redirected", "stdout"]
+    assert link.is_symlink()
 
 
 def test_older_content_never_replaces_newer_content(tmp_path: Path) -> None:
