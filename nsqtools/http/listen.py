@@ -69,6 +69,17 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
+def listen_host(text: str) -> str:
+    """Return the host of ``HOST:PORT``, "" of ``:PORT``: every interface.
+
+    Raises `ConfigurationError`, also for the path of a unix socket, which `listen` accepts.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port[:6]) > 65535:
+        raise ConfigurationError(f"invalid address {text!r}", hint="Use HOST:PORT.")
+    return host.strip("[]")
+
+
 def is_open_to_all(address: str) -> bool:
     """Return whether listening on an address opens it on all interfaces."""
     host, colon, _ = address.rpartition(":")

@@ -42,6 +42,7 @@ from nsqtools.authd.passwords import PasswordChecker, as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import ReloadedValue, open_to_read, warn_of_exposure
 from nsqtools.http.cross_site import cross_site_refusal, is_own_host
+from nsqtools.http.listen import listen_host
 from nsqtools.protocol.names import http_url
 
 if TYPE_CHECKING:
@@ -121,14 +122,6 @@ class WebSettings:
     def has_users(self) -> bool:
         """Whether users with permission for changes can be authenticated."""
         return self.has_login or bool(self.admin_users and self.trusted_proxies)
-
-
-def listen_host(text: str) -> str:
-    """Return the host of ``HOST:PORT``, "" of ``:PORT``: every interface."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port[:6]) > 65535:
-        raise ConfigurationError(f"invalid address {text!r}", hint="Use HOST:PORT.")
-    return host.strip("[]")
 
 
 def clean_base_path(text: str) -> str:

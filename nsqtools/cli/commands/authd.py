@@ -65,7 +65,10 @@ def serve(
     from nsqtools.authd.auth_api import AnswerSettings
     from nsqtools.authd.daemon import AuthDaemon, AuthdSettings
     from nsqtools.http.listen import listen as bind
+    from nsqtools.http.listen import listen_host
 
+    for address in filter(None, (listen, filter_)):
+        listen_host(address)
     settings = AuthdSettings(
         users=users,
         answer=AnswerSettings(int(ttl), identity_url),
