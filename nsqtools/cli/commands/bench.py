@@ -24,6 +24,7 @@ from nsqtools.cli.running.consuming import Create
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, texts_of
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size
 
@@ -60,7 +61,10 @@ class BenchPublishing(OptionSet):
 
     panel = LOAD
     batch: int | None = opt(
-        "N", "Messages in one publish command.", min=1, show_default="100; 1 in e2e"
+        "N",
+        "Messages in one publish command.",
+        min=1,
+        show_default="100, or as many as nsqd accepts; 1 in e2e",
     )
     window: int = opt(
         "N", "Unanswered publish commands allowed on a connection.", default=WINDOW, min=1
@@ -117,15 +121,16 @@ class Load(OptionSet):
         if not connection.nsqd_tcp_addresses:
             connection = replace(connection, nsqd_tcp_addresses=(DEFAULT_NSQD_TCP_ADDRESS,))
         producer = ClientOptions(max_outstanding=publishing.window)
-        producer_options = texts_of(effective_options(self.context, "producer_opt"))
+        producer = producer.with_options(texts_of(effective_options(self.context, "producer_opt")))
+        largest = (producer.publish_max_body_size - mpub_size(())) // mpub_size((self.size[1],))
         return BenchPlan(
             mode=BenchMode(mode),
             connection=connection,
-            producer_options=producer.with_options(producer_options),
+            producer_options=producer,
             consumer_options=connection.client_options(**THROUGHPUT),
             topic=None if self.topic is None else check_topic(self.topic),
             size=self.size,
-            batch=publishing.batch or batch,
+            batch=publishing.batch or max(1, min(batch, largest)),
             connections=self.connections or len(connection.nsqd_tcp_addresses),
             rate=publishing.rate,
             count=publishing.count,

@@ -44,6 +44,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     e2e = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
     sub = measure("sub", "-n", "10001", "--connections=2")
     part = measure("sub", "-n", "50000", "--for=20ms")
+    large = measure("pub", "-n", "60", "--size=100KiB", PROMPT)
     one = measure("sub", "-n", "1")
     idle = measure("pub", "-n", "1", PROMPT, "--connections=2")  # one has nothing to publish
 
@@ -52,6 +53,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     assert nsqd.topic_stats("mine")["message_count"] == 1234
     assert 50 < unnamed["bytes"] / unnamed["messages"] < 100
     assert unnamed["topic"].endswith("#ephemeral")
+    assert large["batch"] == 51  # 5 MiB of 100 KiB
     assert one["messages_per_s"] > 0
     assert idle["client_cpu"] < 2  # of a processor
     latency = e2e["latency_ms"]
