@@ -168,7 +168,7 @@ def plan_topics(
     """
     inventory = take_inventory(cluster)
     if action is Action.CREATE:
-        names = [check_topic(name) for name in patterns]
+        names = [*dict.fromkeys(map(check_topic, patterns))]
         return AdminPlan(sort_steps(_create(inventory, names)), inventory.failures)
     names = select_names("topic", patterns, inventory.topics, inventory.failures)
     channels = inventory.channels if with_channels else lambda _: ()
@@ -189,7 +189,7 @@ def plan_channels(
     inventory = take_inventory(cluster)
     topics = select_names("topic", topic_patterns, inventory.topics, inventory.failures)
     if action is Action.CREATE:
-        names = [check_channel(name) for name in channels]
+        names = [*dict.fromkeys(map(check_channel, channels))]
         return AdminPlan(sort_steps(_create(inventory, topics, names)), inventory.failures)
     inventory = with_channels(cluster, inventory, topics)
     existing = {topic: inventory.channels(topic) for topic in topics}
