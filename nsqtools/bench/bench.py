@@ -310,8 +310,7 @@ def delete_measured(cluster: Cluster, topic: str, channel: str) -> None:
     for failure in failures:
         target = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
         log.warning("%s may not have been deleted: %s", target, failure.error)
-    if channel:
-        warn_if_still_registered(cluster, [topic], channel)
+    warn_if_still_registered(cluster, [topic], channel)
 
 
 def _cpu_us_per_message(results: Results) -> float:

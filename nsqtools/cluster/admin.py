@@ -403,11 +403,14 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
 
 
 def warn_if_still_registered(cluster: Cluster, topics: Sequence[str], channel: str) -> None:
-    """Warn that nsqlookupd still has a channel that was deleted on all nsqd of a cluster."""
+    """Warn that nsqlookupd still has a channel, or with ``""`` the topics, deleted on all nsqd."""
     if not topics:
         return
     registered, _ = cluster.ask_nsqds(lambda nsqd: nsqd.config(ADDRESSES), required=False)
     for topic in topics if any(registered.values()) else ():
+        if not channel:
+            log.warning("nsqlookupd still lists topic %s: nsq topic delete %s", topic, topic)
+            continue
         log.warning(
             "an nsqd that gets the topic later makes channel %s again, which nsqlookupd goes on"
             " naming: nsq channel delete %s %s",

@@ -196,9 +196,9 @@ def sub(count: Messages = BACKLOG_TO_DRAIN, create: Create = False, *, load: Loa
     """Measure how fast a backlog is consumed, each message finished.
 
     Fills a new topic with --count messages, drains it, and deletes it through nsqd's HTTP API. With
-    --topic the messages stay for the other channels, and only the measured channel is deleted from
-    these nsqd: nsqlookupd still lists it. Latency is not measured, because it would be the time in
-    the backlog.
+    --topic the messages stay for the other channels, and only the measured channel is deleted.
+    nsqlookupd still lists what was deleted from these nsqd. Latency is not measured, because it
+    would be the time in the backlog.
 
     Examples:
         nsq bench sub

@@ -109,6 +109,14 @@ def test_a_channel_that_nsqlookupd_still_lists_is_reported(
     assert re.search(r"nsq channel delete clicks bench_\w+\n", result.err), result.err
 
 
+def test_a_topic_that_nsqlookupd_still_lists_is_reported(
+    cluster: RunningCluster, run_nsq: RunNsq
+) -> None:
+    result = run_nsq(["bench", "sub", "-n", "10", *cluster.nsqds[0].options])
+
+    assert re.search(r"nsq topic delete bench_\w+\n", result.err), result.err
+
+
 @pytest.mark.parametrize("mode", ["e2e", "sub"])
 def test_an_interrupted_measurement_reports_its_figures_so_far(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, valid_json: ValidJson, mode: str
