@@ -101,7 +101,7 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
         port_text = suffix[1:]
     elif text.count(":") > 1:
         host, _, port_text = text.rpartition(":")
-        is_port = len(port_text) == 4 and port_text.isdecimal() and announced_host(host)
+        is_port = len(port_text) > 3 and port_text.isdecimal() and announced_host(host)
         bracketed = f"[{host}]:{port_text}" if is_port else f"[{text}]:PORT"
         raise _bad_address(text, f"Write an IPv6 address in brackets: {bracketed}.")
     else:
