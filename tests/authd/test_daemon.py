@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+import signal
 import socket
 import ssl
 import threading
@@ -368,6 +369,19 @@ def test_a_hung_daemon_delays_neither_nsqd_nor_other_users(
     finally:
         release.set()
     assert statuses == [{"message": "UPSTREAM_FAILED"}]
+
+
+def test_hup_ends_no_auth_server(spawn_nsq: SpawnNsq, tmp_path: Path) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text(USERS)
+    users.chmod(0o600)
+    process = spawn_nsq(["authd", "serve", "--users", str(users), "--listen", "127.0.0.1:0"])
+    url = process.stderr.readline().decode().split()[-1]
+
+    process.send_signal(signal.SIGHUP)
+    assert ask(f"{url}?secret=ann%27s&tls=false&remote_ip=10.0.0.1").status == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(patience_s(20)) == 143
 
 
 @pytest.mark.alone

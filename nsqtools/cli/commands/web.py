@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -125,9 +124,6 @@ def web(
         _warn(settings)
         with serving(runtime, server.stop) as (turn, signals):
             runtime.info(f"nsq: serving {server.url}")
-            if not runtime.stdin.isatty():
-                # what it asks a daemon for is done anyway: files are read when they change
-                signal.signal(signal.SIGHUP, lambda number, frame: None)
             if not runtime.quiet:
                 logging.getLogger("nsqtools.web").setLevel(logging.INFO)
             _collect_less()

@@ -203,7 +203,9 @@ def serving(
 ) -> Iterator[tuple[Callable[[], None], StopSignals]]:
     """Call ``stop`` on signals, and report a server to systemd.
 
-    Yields the function that the server has to call every few seconds, and the signals.
+    HUP ends a server on a terminal only. What it asks a daemon for is done anyway: the files of a
+    server are read when they change. Yields the function that the server has to call every few
+    seconds, and the signals.
     """
     from nsqtools.http.service import service
 
@@ -211,6 +213,8 @@ def serving(
         service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as supervised,
         stop_on_signals(stop) as signals,
     ):
+        if not runtime.stdin.isatty():
+            signal.signal(signal.SIGHUP, lambda number, frame: None)
 
         def turn() -> None:
             supervised.ready()
