@@ -5,6 +5,7 @@ function __nsq_complete
     set -l current (commandline -ct)
     set -l nsq (string replace -r -- '^~/' "$HOME/" $before[1])
     set -l found ($nsq __complete_line fish $before "$current" 2>/dev/null </dev/null)
+    set -q found[1]; or return # after an error, or a second without an answer
     set -l head (string split ' ' -- $found[1])
     set -l prefix (string sub -l $head[2] -- "$current")
     set -l value (string sub -s (math $head[2] + 1) -- "$current")

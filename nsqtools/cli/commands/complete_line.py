@@ -24,6 +24,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Timer
 from typing import Any, NamedTuple
 
@@ -253,16 +254,17 @@ def fetch_names(kind: str, values: Mapping[str, Any]) -> list[str]:
     if kind == PROFILES:
         from nsqtools.settings import config_path, profile_names
 
-        return profile_names(config_path(runtime.environ))
+        with suppress(NsqError):
+            return profile_names(config_path(runtime.environ))
+        return []
     from nsqtools.cluster.topics import fetch_channels, fetch_topics
     from nsqtools.protocol.names import is_valid_name
 
-    settings = cluster_from_line(values, runtime)
     limit = Timer(TOTAL_TIMEOUT_S, os._exit, (0,))
     limit.daemon = True
     limit.start()
     try:
-        with settings.open(TIMEOUT_S) as cluster:
+        with cluster_from_line(values, runtime).open(TIMEOUT_S) as cluster:
             if kind == NODES:
                 nsqds, _ = cluster.nsqds()
                 # host:port or a URL, without characters that are special in a shell.

@@ -216,6 +216,18 @@ def test_an_unresponsive_cluster_gives_no_candidates_and_no_output(
     assert shell.candidates("nsq tail --nsqd-http-address='not an address -t ") == set()
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_prints_nothing_without_an_answer(nsq_env: dict[str, str], tmp_path: Path) -> None:
+    write_script(tmp_path / "nsq", ["false"])
+    script = f"source {COMPLETIONS}/nsq.fish; complete -C 'nsq tail -t '"
+    path = f"{tmp_path}:{os.environ.get('PATH', os.defpath)}"
+
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script], env={**nsq_env, "PATH": path}, capture_output=True
+    )
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
 @pytest.mark.parametrize("line", ["nsq to-file --", "nsq nsqd -"])
 def test_options_are_completed_with_little_cpu_time(nsq_env: dict[str, str], line: str) -> None:
     def cpu_s() -> float:
