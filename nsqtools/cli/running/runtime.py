@@ -478,8 +478,9 @@ class Runtime:
             return True
         self.require_terminal()
         write_stderr(self.stderr, f"{escape_line(question)} [y/N] ")
-        if self.stdin.readline().strip().lower() in ("y", "yes"):
-            return True
+        with suppress(UnicodeDecodeError):  # of a terminal with another encoding
+            if self.stdin.readline().strip().lower() in ("y", "yes"):
+                return True
         self.info("nsq: nothing was changed")
         return False
 

@@ -28,6 +28,7 @@ from nsqtools.cli.running.runtime import (
     SIGNALS,
     ExitStatus,
     ReaderGone,
+    Runtime,
     Session,
     configure_logging,
     exit_on_signals,
@@ -41,6 +42,23 @@ def raising(error: BaseException) -> Callable[..., int]:
         raise error
 
     return command
+
+
+class Terminal(io.TextIOWrapper):
+    """A terminal on which these bytes were typed."""
+
+    def __init__(self, typed: bytes) -> None:
+        super().__init__(io.BytesIO(typed), encoding="utf-8")
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("typed", [b"", b"\n", b"n\n", b"yy\n", b"\xe9\n"])
+def test_any_answer_except_yes_is_a_no(typed: bytes) -> None:
+    stderr = Terminal(b"")
+
+    assert not Runtime(stderr, stderr, stdin=Terminal(typed)).confirm([], "Go on?", yes=False)
 
 
 BUG = "hint: This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints."
