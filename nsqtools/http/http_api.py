@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote_to_bytes, urlencode, urlsplit, urlunsplit
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -90,7 +90,7 @@ class HTTPAPI:
         self.url = shown_url(url)
         try:
             httpx.URL(url)
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, UnicodeError):  # an argument that is not UTF-8
             raise ConfigurationError(f"invalid HTTP address {self.url!r}") from None
         parts = urlsplit(url)
         login, _, netloc = parts.netloc.rpartition("@")
@@ -98,7 +98,7 @@ class HTTPAPI:
         self._access = limits = access or HTTPAccess()
         headers = {"Accept": NSQ_V1}
         if login:
-            headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
+            headers["Authorization"] = f"Basic {b64encode(unquote_to_bytes(login)).decode()}"
         elif limits.bearer and self.gets_bearer:
             headers["Authorization"] = f"Bearer {limits.bearer}"
         self._exchanges = Exchanges(
@@ -189,12 +189,12 @@ class HTTPAPI:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
             raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
-        except (
-            UnicodeError,
-            httpx.InvalidURL,
-            httpcore.UnsupportedProtocol,
-            httpcore.LocalProtocolError,
-        ) as exc:
+        except httpcore.LocalProtocolError:  # its text has the secret
+            raise ConfigurationError(
+                f"{self.url}: HTTP cannot send a header of this request",
+                hint="The auth secret must be one line of text.",
+            ) from None
+        except (UnicodeError, httpx.InvalidURL, httpcore.UnsupportedProtocol) as exc:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
         except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
@@ -325,7 +325,7 @@ class NsqdHTTPClient(HTTPAPI):
 
     def set_config(self, option: str, value: str) -> Any:
         """Change an option of the running nsqd until it restarts, and return the new value."""
-        return self._config("PUT", option, value.encode())
+        return self._config("PUT", option, value.encode("utf-8", "surrogateescape"))
 
     def _config(self, method: str, option: str, value: bytes | None = None) -> Any:
         # nsqd sends a string bare and every other value as JSON.

@@ -15,7 +15,14 @@ from plugins.http_server import MakeScripted, Serves, http
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import ConnectionFailed, DeadlineExceeded, HTTPError, NsqError, ProtocolError
+from nsqtools.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    HTTPError,
+    NsqError,
+    ProtocolError,
+)
 from nsqtools.http.http_api import (
     HTTPAPI,
     HTTPAccess,
@@ -115,12 +122,30 @@ def test_non_ascii_addresses_and_secrets_are_encoded_for_http(
     assert lookupd.requests[1].headers["Authorization"] == "Basic dXNlcjpwQHNz"
 
 
-def test_a_token_that_is_not_utf_8_is_sent_as_its_bytes(scripted_lookupd: MakeScripted) -> None:
-    lookupd = scripted_lookupd()
+def test_a_secret_and_a_login_of_any_bytes_are_sent(scripted_lookupd: MakeScripted) -> None:
+    lookupd, access = scripted_lookupd(), HTTPAccess(bearer=os.fsdecode(b"\xff"))
     lookupd.answer = {"topics": []}
-    with NsqlookupdHTTPClient(f"http://{lookupd.address}", HTTPAccess(bearer="\udcff")) as api:
+    base = f"http://{lookupd.address}"
+
+    for url in (base, base.replace("//", "//%ff:%fe@")):
+        with NsqlookupdHTTPClient(url, access) as api:
+            api.topics()
+    secrets = [request.headers["Authorization"] for request in lookupd.requests]
+    assert secrets == ["Bearer \xff", "Basic /zr+"]
+
+
+def test_an_address_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="invalid HTTP address"):
+        get("http://127.0.0.1:1/" + os.fsdecode(b"\xff"))
+
+
+def test_a_secret_that_no_header_can_have_is_not_in_the_error(
+    scripted_lookupd: MakeScripted,
+) -> None:
+    access, url = HTTPAccess(bearer="hush\nhush"), f"http://{scripted_lookupd().address}"
+    with NsqlookupdHTTPClient(url, access) as api, pytest.raises(ConfigurationError) as caught:
         api.topics()
-    assert lookupd.requests[0].headers["Authorization"] == "Bearer \xff"
+    assert "hush" not in f"{caught.value!r} {caught.value.__cause__!r}"
 
 
 @pytest.mark.parametrize(
