@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 MASK = "***"
 AUTH_SECRET = "NSQ_AUTH_SECRET"
 OPTS = ("consumer_opt", "producer_opt")
+BY_COMMAND = ("max_in_flight", "timeout")  # each command has its own default
 VALUES = ("node", "option", "value")
 PROFILES = ("profile", "selected", "settings")
 
@@ -134,7 +135,7 @@ def _with_descriptions(context: Context, rows: list[SettingRow]) -> list[Setting
     for row in rows:
         flag = row.setting.rpartition(" ")[2].replace("-", "_")
         if option_row := options.pop(OPTION_OF_FLAG.get(flag, flag), None):
-            is_unset = row.value is None and row.origin == default and flag != "max_in_flight"
+            is_unset = row.value is None and row.origin == default and flag not in BY_COMMAND
             row = row._replace(bounds=option_row.bounds, help=option_row.help)
             row = row._replace(value=option_row.value) if is_unset else row
         else:
