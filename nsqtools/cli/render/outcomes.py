@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.parsing.help import terminal_width
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, status_of_work, write_stderr
 from nsqtools.protocol.text import counted, escape_line
@@ -57,7 +58,9 @@ class Progress:
         if not self.enabled or (now_s := self._runtime.monotonic()) < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
-        write_stderr(self._runtime.stderr, CLEAR_LINE + escape_line(text()))
+        # A text that wraps would scroll the screen each time, because one line of it is erased.
+        line = escape_line(text())[: terminal_width(self._runtime.stderr) - 1]
+        write_stderr(self._runtime.stderr, CLEAR_LINE + line)
         self._shown = True
 
     def clear(self) -> None:

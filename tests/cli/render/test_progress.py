@@ -3,6 +3,8 @@
 import io
 import logging
 
+import pytest
+
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import Runtime, configure_logging
 
@@ -46,6 +48,14 @@ def test_a_terminal_that_cannot_erase_a_line_shows_no_progress() -> None:
     with screen.progress(term="dumb") as progress:
         progress.show(lambda: "1 message")
     assert screen.getvalue() == ""
+
+
+def test_a_long_progress_line_is_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqtools.cli.render.outcomes.terminal_width", lambda stream: 20)
+    screen = Screen()
+    with screen.progress() as progress:
+        progress.show(lambda: "12,345 messages published")
+    assert screen.getvalue() == "\r\x1b[K12,345 messages pub\r\x1b[K"
 
 
 def test_a_log_line_first_wipes_the_progress_line(own_logging: None) -> None:
