@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typer import Context
+
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
 
 
 def mcp(
+    context: Context,
     allow_changes: bool = opt("", "Let the assistant carry out plans that it has shown.", SAFETY),
     show_messages: bool = opt("", "Let the assistant read bodies of messages.", SAFETY),
 ) -> None:
@@ -28,4 +31,5 @@ def mcp(
     """
     from nsqtools.cli.running.mcp_server import serve
 
-    serve(allow_changes=allow_changes, show_messages=show_messages)
+    environ = context.obj.environ  # unlike that of this process, it has the secret
+    serve(environ, allow_changes=allow_changes, show_messages=show_messages)

@@ -45,9 +45,12 @@ class CallFailed(Exception):
 
 
 class Tools:
-    """Lists the tools and calls them."""
+    """Lists the tools and calls them, with ``environ`` as the environment of their processes."""
 
-    def __init__(self, *, allow_changes: bool, show_messages: bool) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], *, allow_changes: bool, show_messages: bool
+    ) -> None:
+        self._environ = environ
         self._allow_changes = allow_changes
         self._tools = command_tools(show_messages=show_messages)
         self._plans: OrderedDict[str, tuple[list[str], Any]] = OrderedDict()
@@ -79,15 +82,16 @@ class Tools:
         token = arguments.pop("token", None)
         words = tool.command_line(arguments)
         if not tool.is_change:
-            return await _run(words, tool)
-        plan = await _run(_with(words, "--dry-run"), tool)
+            return await self._run(words, tool)
+        plan = await self._run(_with(words, "--dry-run"), tool)
         if token is None:
             return self._planned(words, plan)
         if not self._allow_changes:
             raise CallFailed("changes are not allowed here (nsq mcp --allow-changes allows them)")
         if self._plans.pop(token, None) != (words, plan):
             raise CallFailed("the token is not of this plan: ask for a new plan, without a token")
-        return await _run(_with(words, "--yes") if "--yes" in tool.flags else words, tool)
+        words = _with(words, "--yes") if "--yes" in tool.flags else words
+        return await self._run(words, tool)
 
     def _planned(self, words: list[str], plan: dict[str, Any]) -> dict[str, Any]:
         if not self._allow_changes:
@@ -100,44 +104,44 @@ class Tools:
         note = "Nothing was changed. Show the plan; call again with the token if they agree."
         return {"plan": plan, "token": token, "note": note}
 
+    async def _run(self, words: list[str], tool: CommandTool) -> dict[str, Any]:
+        """Run a command to its end, and return its exit status, JSON and messages."""
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "nsqtools",
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=self._environ,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), CALL_TIMEOUT_S)
+        except BaseException as exc:
+            process.kill()
+            await process.wait()
+            if isinstance(exc, TimeoutError):
+                raise CallFailed(f"nsq {words[0]} took more than {CALL_TIMEOUT_S:g} s") from None
+            raise
+        if tool.has_bodies:
+            output = [_shortened(json.loads(line)) for line in out.splitlines()]
+        else:
+            output = json.loads(out or b"null")
+        if process.returncode and not output:
+            raise CallFailed(err.decode("utf-8", "replace").strip())
+        result: dict[str, Any] = {"exit_status": process.returncode, "output": output}
+        if messages := err.decode("utf-8", "replace").strip():
+            result["messages"] = messages
+        if len(json.dumps(result)) > MAX_ANSWER:
+            raise CallFailed("the answer is too long: name a topic, or ask for fewer messages")
+        return result
+
 
 def _with(words: list[str], flag: str) -> list[str]:
     at = words.index("--")
     return [*words[:at], flag, *words[at:]]
-
-
-async def _run(words: list[str], tool: CommandTool) -> dict[str, Any]:
-    """Run a command to its end, and return its exit status, JSON and messages."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "nsqtools",
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-    )
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), CALL_TIMEOUT_S)
-    except BaseException as exc:
-        process.kill()
-        await process.wait()
-        if isinstance(exc, TimeoutError):
-            raise CallFailed(f"nsq {words[0]} took more than {CALL_TIMEOUT_S:g} s") from None
-        raise
-    if tool.has_bodies:
-        output = [_shortened(json.loads(line)) for line in out.splitlines()]
-    else:
-        output = json.loads(out or b"null")
-    if process.returncode and not output:
-        raise CallFailed(err.decode("utf-8", "replace").strip())
-    result: dict[str, Any] = {"exit_status": process.returncode, "output": output}
-    if messages := err.decode("utf-8", "replace").strip():
-        result["messages"] = messages
-    if len(json.dumps(result)) > MAX_ANSWER:
-        raise CallFailed("the answer is too long: name a topic, or ask for fewer messages")
-    return result
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
@@ -147,9 +151,9 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def serve(*, allow_changes: bool, show_messages: bool) -> None:
+def serve(environ: Mapping[str, str], *, allow_changes: bool, show_messages: bool) -> None:
     """Serve on stdin and stdout until stdin ends."""
-    tools = Tools(allow_changes=allow_changes, show_messages=show_messages)
+    tools = Tools(environ, allow_changes=allow_changes, show_messages=show_messages)
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=tools.listing())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from plugins.cli import NSQ, RunNsq, all_commands
+from plugins.http_server import MakeScripted
 from plugins.servers import AnyNsqd, Nsqd
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def talk(nsqd: Nsqd, environ: dict[str, str], conversation: Any, *flags: str) ->
     from mcp.client.stdio import stdio_client
 
     environ = {
-        **environ,
         "NSQ_NSQD_HTTP_ADDRESS": nsqd.http_address,
         "NSQ_NSQD_TCP_ADDRESS": nsqd.tcp_address,
+        **environ,
     }
 
     async def run() -> None:
@@ -58,6 +59,21 @@ def talk(nsqd: Nsqd, environ: dict[str, str], conversation: Any, *flags: str) ->
             await conversation(Assistant(session))
 
     asyncio.run(run())
+
+
+def test_tools_have_the_secret_of_the_environment(
+    nsqd: Nsqd, nsq_env: dict[str, str], scripted_lookupd: MakeScripted
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": [], "producers": []}
+    secret = {"NSQ_AUTH_SECRET": "hush", "NSQ_LOOKUPD_AUTHORIZATION": "true"}
+    environ = {**nsq_env, **secret, "NSQ_LOOKUPD_HTTP_ADDRESS": lookupd.address}
+
+    async def conversation(assistant: Assistant) -> None:
+        await assistant("topic_list")
+
+    talk(nsqd, environ, conversation)
+    assert {request.headers["Authorization"] for request in lookupd.requests} == {"Bearer hush"}
 
 
 def test_without_flags_no_tool_changes_queues_or_shows_bodies(
