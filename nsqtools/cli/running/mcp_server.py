@@ -109,6 +109,7 @@ class Tools:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # else a module of the current directory could replace ours
             "-m",
             "nsqtools",
             *words,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,6 +75,18 @@ def test_tools_have_the_secret_of_the_environment(
 
     talk(nsqd, environ, conversation)
     assert {request.headers["Authorization"] for request in lookupd.requests} == {"Bearer hush"}
+
+
+def test_no_module_of_the_current_directory_is_run(
+    nsq_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nsqtools.cli.running.mcp_server import Tools
+
+    (tmp_path / "typer.py").write_text("raise SystemExit('not typer')")
+    monkeypatch.chdir(tmp_path)
+
+    tools = Tools(nsq_env, allow_changes=False, show_messages=False)
+    assert asyncio.run(tools.call("config_profiles", {}))["exit_status"] == 0
 
 
 def test_without_flags_no_tool_changes_queues_or_shows_bodies(
