@@ -412,7 +412,7 @@ class Archiver:
         if limits.for_s is not None and now - started_at >= limits.for_s:
             return End.TIME
         if limits.idle_s is not None:
-            unlisted = self._topics.unlisted.found
+            unlisted = self._topics.unlisted.topics
             awaited = [
                 a for a in self._running() if a.topic not in unlisted or a.consumer.connections
             ]

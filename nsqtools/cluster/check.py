@@ -174,7 +174,7 @@ def collect_evidence(
     gap = ""
     if state is None:
         gap = "--state was not given"
-    elif not {*state.asked} <= {*cluster.given, *cluster.lookupds}:
+    elif not {*state.asked} <= {*cluster.given_addresses, *cluster.lookupds}:
         gap = f"the run that left --state asked {', '.join(state.asked)}"
     previous = CheckState() if gap or state is None else state
     addresses = {node.address for node in sample.nodes}.union(
@@ -192,7 +192,7 @@ def collect_evidence(
         failures=[*failures, *plan.failures],
         unreachable=unreachable,
         lookupds=lookupds,
-        answered=frozenset((*cluster.given, *lookupds)),
+        answered=frozenset((*cluster.given_addresses, *lookupds)),
         addresses=frozenset(addresses),
         expected_nsqds=frozenset() if topology is None else topology.nsqds,
         plan=plan,

@@ -166,7 +166,7 @@ class Cluster:
             if (url := http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0))
             not in self._logins
         }
-        self.given = [short_address(url) for url in {**self._logins, **self._unproven}]
+        self.given_addresses = [short_address(url) for url in {**self._logins, **self._unproven}]
         self._infos: dict[str, dict[str, Any]] = {}  # /info of the given nsqd
         self._lookupd_urls = [http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http]
         self.lookupds = self._clients_of_lookupds()
@@ -227,15 +227,15 @@ class Cluster:
 
     def nsqds_among(self, nodes: Sequence[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
         """Return the given and the announced nsqd, and the given ones that are another nsqd."""
-        given = {address: self.nsqd(address) for address in self.given}
-        names, impostors = self.ask(given, self._name)
+        given_nsqds = {address: self.nsqd(address) for address in self.given_addresses}
+        names, impostors = self.ask(given_nsqds, self._name)
         unproven = {short_address(url): tcp for url, tcp in list(self._unproven.items())}
         # A given nsqd is part of the cluster even if it does not answer now.
-        names = {at: self.names.get(at, "") for at in given if at not in unproven} | names
+        names = {at: self.names.get(at, "") for at in given_nsqds if at not in unproven} | names
         # An nsqd may also be given, or announced, with another HTTP port.
         reachable = {self.reachable(node.tcp) for node in nodes if node.http}
         reachable |= {
-            given[at].tcp_beside(i) for at, i in self._infos.items() if at not in self.proven
+            given_nsqds[at].tcp_beside(i) for at, i in self._infos.items() if at not in self.proven
         }
         doubtful = {address for address, tcp in unproven.items() if tcp not in reachable}
         impostors = [failure for failure in impostors if failure.address in doubtful]
@@ -289,7 +289,7 @@ class Cluster:
                 same,
                 key=lambda address: (
                     address not in names,
-                    address not in self.given,
+                    address not in self.given_addresses,
                     address not in self.names,
                     names.get(address) != identity.name,
                 ),
@@ -379,10 +379,10 @@ class Cluster:
         for key, (until_s, _) in list(self._silent.items()):
             if until_s <= now_s:
                 self._silent.pop(key, None)
-        for address in {*self.names, *self._identities}.difference(self.given, nsqds):
+        for address in {*self.names, *self._identities}.difference(self.given_addresses, nsqds):
             self.names.pop(address, None)
             self._identities.pop(address, None)
-        kept = {http_url(address, NSQD_HTTP_PORT) for address in (*self.given, *nsqds)}
+        kept = {http_url(address, NSQD_HTTP_PORT) for address in (*self.given_addresses, *nsqds)}
         with self._lock:
             unused = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
         for client in unused:
@@ -399,7 +399,7 @@ class Cluster:
         """
         announced = Address(info["broadcast_address"], info["tcp_port"])
         reachable = self.reachable(announced)
-        if reachable == announced and address in self.given:
+        if reachable == announced and address in self.given_addresses:
             reachable = self.nsqd(address).tcp_beside(info)
         return str(reachable)
 

@@ -60,7 +60,7 @@ class DrainPlan(NamedTuple):
     """The possible moves, and a line for each queue that cannot be moved, with the reason."""
 
     moves: tuple[Move, ...]
-    left: tuple[str, ...]
+    unmovable: tuple[str, ...]
 
 
 def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> DrainPlan:
@@ -69,7 +69,7 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         topic.topic_name: {channel.channel_name: channel.paused for channel in topic.channels}
         for topic in target
     }
-    moves, left = [], []
+    moves, unmovable = [], []
     for topic in source:
         name = topic.topic_name
         # An earlier drain may have left `DRAIN_CHANNEL`: its messages are the topic's own.
@@ -78,7 +78,9 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         if topic.paused and (waiting or is_bare):
             cause = f" by a drain that was killed, or by you (nsq topic unpause {name})"
             cause = cause if is_bare else ""
-            left.append(f"topic {name} is paused{cause}, with {counted(waiting, 'message')} in it")
+            unmovable.append(
+                f"topic {name} is paused{cause}, with {counted(waiting, 'message')} in it"
+            )
         channels = () if is_bare else topic.channels
         holding = []
         for channel in channels:
@@ -86,7 +88,9 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
                 continue
             if channel.paused:
                 count = messages_of(channel)
-                left.append(f"channel {name}/{channel.channel_name} is paused, with {count} in it")
+                unmovable.append(
+                    f"channel {name}/{channel.channel_name} is paused, with {count} in it"
+                )
             else:
                 holding.append(channel)
         if topic.paused or not is_bare:
@@ -97,12 +101,14 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         receivers = sorted({*paused, *(channel.channel_name for channel in channels)})
         messages = waiting + sum(map(messages_of, holding))
         if len(receivers) > 1:
-            left.append(f"topic {name} has {len(receivers)} channels, with {messages} messages")
+            unmovable.append(
+                f"topic {name} has {len(receivers)} channels, with {messages} messages"
+            )
             continue
         receiver = "".join(f"{name}/{c}{' (paused)' if paused.get(c) else ''}" for c in receivers)
         holder = holding[0].channel_name if holding else ""
         moves.append(Move(name, holder, messages, receiver))
-    return DrainPlan(tuple(moves), tuple(left))
+    return DrainPlan(tuple(moves), tuple(unmovable))
 
 
 class Drain:
@@ -143,7 +149,7 @@ class Drain:
             if not move.channel
         ]
         moves = tuple(move for move in plan.moves if move.channel)
-        return DrainPlan(moves, (*plan.left, *bare))
+        return DrainPlan(moves, (*plan.unmovable, *bare))
 
     def run(self, plan: DrainPlan) -> int:
         """Carry out the plan; return the number of messages left on the source.

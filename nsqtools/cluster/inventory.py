@@ -89,7 +89,7 @@ def take_inventory(cluster: Cluster) -> Inventory:
     entries = cluster.entries(entries_by_lookupd)
     return Inventory(
         answers,
-        frozenset(cluster.given),
+        frozenset(cluster.given_addresses),
         {address: dict.fromkeys(topics, frozenset()) for address, topics in registered.items()},
         tuple(failures),
         {at: entries.get(name, {}) for at in answers if (name := cluster.names.get(at, ""))},

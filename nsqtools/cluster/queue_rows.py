@@ -240,45 +240,47 @@ class RateMeter:
         return rows
 
     def _measure(
-        self, report: NodeReport, topic: TopicStats, before: _Measured | None
+        self, report: NodeReport, topic: TopicStats, previous: _Measured | None
     ) -> _Measured:
         at_s = report.at_s
-        if before is None:
+        if previous is None:
             rows = [*rows_of_topic(report.address, topic)]
             return _Measured(topic, rows, rows, at_s)
-        elapsed_s = at_s - before.base_s
-        is_same = before.topic is topic or before.topic == topic
-        if is_same and before.base is before.rows and elapsed_s > self._least_s:
-            if before.rows[0].rates is not RESTING:
-                before.rows = before.base = [replace(row, rates=RESTING) for row in before.rows]
-            before.base_s = at_s
-            return before
+        elapsed_s = at_s - previous.base_s
+        is_same = previous.topic is topic or previous.topic == topic
+        if is_same and previous.base is previous.rows and elapsed_s > self._least_s:
+            if previous.rows[0].rates is not RESTING:
+                previous.rows = previous.base = [
+                    replace(row, rates=RESTING) for row in previous.rows
+                ]
+            previous.base_s = at_s
+            return previous
         # These rows are new, so changing them affects nobody.
         rows = [*rows_of_topic(report.address, topic)]
         if elapsed_s < self._least_s:
-            last_rates = {row.channel: row.rates for row in before.rows}
+            last_rates = {row.channel: row.rates for row in previous.rows}
             for row in rows:
                 row.rates = last_rates.get(row.channel)
-            return _Measured(topic, rows, before.base, before.base_s)
-        then = {row.channel: row for row in before.base}
+            return _Measured(topic, rows, previous.base, previous.base_s)
+        then = {row.channel: row for row in previous.base}
         for row in rows:
             last = then.get(row.channel)
             row.rates = None if last is None else rates_between(last, row, elapsed_s)
         return _Measured(topic, rows, rows, at_s)
 
 
-def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | None:
+def rates_between(previous: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | None:
     """Return the rates between two rows of one queue.
 
     None if no time passed, or if a counter went back because the queue was created again.
     """
-    returned = now.requeued + now.timed_out - before.requeued - before.timed_out
-    if elapsed_s <= 0 or now.messages < before.messages or returned < 0:
+    returned = now.requeued + now.timed_out - previous.requeued - previous.timed_out
+    if elapsed_s <= 0 or now.messages < previous.messages or returned < 0:
         return None
-    came = now.messages - before.messages
-    waiting = now.depth + now.deferred - before.depth - before.deferred
-    in_flight = now.in_flight - before.in_flight
-    if now.channel and not (before.clients or now.clients or before.in_flight or now.in_flight):
+    came = now.messages - previous.messages
+    waiting = now.depth + now.deferred - previous.depth - previous.deferred
+    in_flight = now.in_flight - previous.in_flight
+    if now.channel and not (previous.clients or now.clients or previous.in_flight or now.in_flight):
         # Without a consumer no message was finished, so missing messages were emptied.
         waiting = came + returned
 
@@ -292,7 +294,7 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
         egress=rate(came + returned - waiting),
         finish=rate(came - waiting - in_flight),
         requeue=rate(returned),
-        timed_out=rate(now.timed_out - before.timed_out),
+        timed_out=rate(now.timed_out - previous.timed_out),
     )
 
 
@@ -300,7 +302,7 @@ class SumReader:
     """Sums the rows of successive samples over all nsqd."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[str, str], tuple[list[QueueRow], QueueRow]] = {}
+        self._previous: dict[tuple[str, str], tuple[list[QueueRow], QueueRow]] = {}
 
     def totals(self, rows: Iterable[QueueRow]) -> list[QueueRow]:
         """Return one row for each topic and channel, in order."""
@@ -309,10 +311,10 @@ class SumReader:
             groups.setdefault((row.topic, row.channel), []).append(row)
         sums = {}
         for key in sorted(groups):
-            group, before = groups[key], self._before.get(key)
+            group, previous = groups[key], self._previous.get(key)
             # Rows of an unchanged topic are the same objects, which are compared by identity.
-            sums[key] = before if before and before[0] == group else (group, total(group))
-        self._before = sums
+            sums[key] = previous if previous and previous[0] == group else (group, total(group))
+        self._previous = sums
         return [row for _, row in sums.values()]
 
 
@@ -361,7 +363,7 @@ class ConsumerMeter:
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
-        self._before: dict[ConsumerKey, tuple[float, ConsumerRow]] = {}
+        self._previous: dict[ConsumerKey, tuple[float, ConsumerRow]] = {}
 
     def measure(self, *reports: NodeReport) -> list[ConsumerRow]:
         """Return the consumers; known connections have rates."""
@@ -369,17 +371,17 @@ class ConsumerMeter:
         seen = {}
         for at_s, row in rows:
             seen[row.id] = at_s, row
-            before_s, before = self._before.get(row.id, (0.0, row))
-            if before is row or before.client.connect_ts != row.client.connect_ts:
+            previous_s, previous = self._previous.get(row.id, (0.0, row))
+            if previous is row or previous.client.connect_ts != row.client.connect_ts:
                 continue
-            elapsed_s = at_s - before_s
+            elapsed_s = at_s - previous_s
             if elapsed_s <= self._least_s:
-                row.finish, row.requeue = before.finish, before.requeue
-                seen[row.id] = before_s, before
+                row.finish, row.requeue = previous.finish, previous.requeue
+                seen[row.id] = previous_s, previous
             else:
-                finished = row.client.finish_count - before.client.finish_count
-                requeued = row.client.requeue_count - before.client.requeue_count
+                finished = row.client.finish_count - previous.client.finish_count
+                requeued = row.client.requeue_count - previous.client.requeue_count
                 row.finish = max(0, finished) / elapsed_s
                 row.requeue = max(0, requeued) / elapsed_s
-        self._before = seen
+        self._previous = seen
         return [row for _, row in rows]

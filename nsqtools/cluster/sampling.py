@@ -317,7 +317,7 @@ class Sampler:
         lookupds = self._cluster.lookupds
         is_known = not lookupds or any(address not in failed for address in lookupds)
         aliases = self._cluster.aliases
-        given = set(self._cluster.given).difference(aliases)
+        given_addresses = set(self._cluster.given_addresses).difference(aliases)
         now_s = time.monotonic()
         for address, client in known.items():
             if address not in self._nodes:
@@ -325,13 +325,13 @@ class Sampler:
                 self._nodes[address] = _Node(address, client, *meters, now_s, now_s)
             self._nodes[address].client = client  # certificates are renewed
         for address, node in self._nodes.items():
-            if address in known or address in given:
+            if address in known or address in given_addresses:
                 node.is_announced, node.announced_s = True, now_s
             elif is_known or address in aliases:
                 node.is_announced = False
-        left = [node for node in self._nodes.values() if not node.is_announced]
-        left.sort(key=lambda node: -node.announced_s)
-        for number, node in enumerate(left):
+        departed = [node for node in self._nodes.values() if not node.is_announced]
+        departed.sort(key=lambda node: -node.announced_s)
+        for number, node in enumerate(departed):
             is_remembered = (
                 number < MAX_NODES
                 and node.address not in aliases

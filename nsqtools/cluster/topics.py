@@ -55,7 +55,7 @@ class TopicReport:
 
     ``stats`` has the statistics of each nsqd with the topic; ``channels`` are on any nsqd or at any
     nsqlookupd. ``unwell`` has the health and the statistics of nsqd that cannot store messages.
-    ``asked`` are the daemons that answered and ``failed`` the errors of the others. ``looked_at``
+    ``answered`` has the daemons that did so and ``failed`` the errors of the others. ``looked_at``
     has the TCP addresses of nsqd that answered; ``known_topics`` are names to suggest.
     """
 
@@ -64,7 +64,7 @@ class TopicReport:
     stats: list[TopicStats] = field(default_factory=list)
     unwell: list[tuple[str, TopicStats]] = field(default_factory=list)
     channels: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
     failed: list[NsqError] = field(default_factory=list)
     looked_at: set[Address] = field(default_factory=set)
     known_topics: set[str] = field(default_factory=set)
@@ -102,7 +102,7 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     nsqds, impostors = cluster.nsqds_among(nodes)
     reports, failed = cluster.ask(nsqds, lambda nsqd: nsqd.stats(topic))
     answers = {address: stats.topics or () for address, stats in reports.items()}
-    report.asked += [*lookups, *answers]
+    report.answered += [*lookups, *answers]
     names = {name for address in answers for name in cluster.names_of(address)}
     report.looked_at |= {cluster.reachable(node.tcp) for node in nodes if str(node.http) in names}
     report.looked_at |= {tcp for address, tcp in cluster.proven.items() if address in answers}
@@ -145,7 +145,7 @@ def announced_topics(answers: Mapping[str, Iterable[KnownNode]]) -> set[str]:
 def describe_queue(report: TopicReport, channel: str) -> str:
     """Describe the state of a channel in a few words, for a consumer that gets no message."""
     topic, queue = report.topic, f"{report.topic}/{channel}"
-    if not report.asked:
+    if not report.answered:
         return str(report.failed[0]) if report.failed else f"no daemon has topic {topic}"
     if not report.stats:
         return f"topic {topic} is on no nsqd yet"
@@ -180,7 +180,7 @@ def check_subscription(
     """
     topic = report.topic
     if not report.exists:
-        if not report.asked:
+        if not report.answered:
             why = f" ({report.failed[0]})" if report.failed else ""
             return f"cannot check whether topic {topic} exists{why}; subscribing creates it"
         if create:
@@ -338,13 +338,13 @@ ASK_EVERY_S = 1.0
 class UnlistedTopics:
     """Find the topics that have no connection and are on no nsqd. Used on one thread.
 
-    ``found`` has the topics that no nsqd had at the last call of `among`.
+    ``topics`` has those that no nsqd had at the last call of `among`.
     """
 
     def __init__(
         self, connection: ConnectionSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.found: Set[str] = frozenset()
+        self.topics: Set[str] = frozenset()
         self._connection = connection
         self._clock = clock
         self._since_s: dict[str, float] = {}
@@ -358,7 +358,7 @@ class UnlistedTopics:
         self._since_s = {t: since for t, since in self._since_s.items() if t in unconnected}
         connection = self._connection
         if connection.nsqd_tcp_addresses or not connection.lookupd_http_addresses:
-            return self.found
+            return self.topics
         now = self._clock()
         if unconnected and now >= self._ask_at_s:
             listed = self._listed()
@@ -369,12 +369,12 @@ class UnlistedTopics:
                     self._since_s.setdefault(topic, now)
             now = self._clock()
             self._ask_at_s = now + ASK_EVERY_S
-        self.found = {t for t, since in self._since_s.items() if now - since >= UNLISTED_S}
-        return self.found
+        self.topics = {t for t, since in self._since_s.items() if now - since >= UNLISTED_S}
+        return self.topics
 
     def refuse(self, topics: Iterable[str]) -> None:
         """Raise `NotFoundError` if no nsqd has one of these topics."""
-        if names := ", ".join(sorted(self.found & set(topics))):
+        if names := ", ".join(sorted(self.topics & set(topics))):
             raise NotFoundError(
                 f"no nsqd has topic {names}, which only nsqlookupd knows",
                 hint="Run again when the nsqd that had it is back, or delete it: nsq topic delete.",

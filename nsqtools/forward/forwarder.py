@@ -119,7 +119,7 @@ class TopicSources:
 
     def is_connected(self) -> bool:
         """Return whether every topic that some nsqd has is connected."""
-        return self.topics.disconnected() <= self.topics.unlisted.found
+        return self.topics.disconnected() <= self.topics.unlisted.topics
 
     def could_have_delivered_since(self, since: float) -> bool:
         """Return whether every nsqd could have sent a message after ``since``."""

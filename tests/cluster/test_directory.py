@@ -92,7 +92,7 @@ def test_a_web_server_that_is_no_nsqd_is_reported(
 
 def test_a_url_without_a_port_has_the_default_port_of_its_scheme() -> None:
     with Cluster(ClusterAddresses(["http://user:secret@nsqd.example"])) as cluster:
-        [address] = cluster.given
+        [address] = cluster.given_addresses
         assert address == cluster.nsqd(address).url == "http://nsqd.example"
     with pytest.raises(ConnectionFailed, match="no daemon can be asked"):
         cluster.ask_nsqds(NsqdHTTPClient.stats)

@@ -45,7 +45,7 @@ def test_each_of_two_nsqd_is_asked_at_its_own_http_port(nsqd: GoNsqd) -> None:
     if beside == nsqd.tcp_address:
         pytest.skip("the ports happen to stand side by side")
     report = inspect(ClusterAddresses(nsqd_tcp=[beside]))
-    assert not report.asked
+    assert not report.answered
     assert "is not the HTTP port of" in str(report.failed[0])
 
 

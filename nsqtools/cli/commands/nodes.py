@@ -289,7 +289,7 @@ def drain(
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
         plan = service.plan()
-        status = report_remaining(plan.left, runtime)
+        status = report_remaining(plan.unmovable, runtime)
         if not form.dry_run and plan.moves:
             question = f"Go on, to {short_address(cluster.nsqd(to).url)}?"
             if not runtime.confirm([move.line() for move in plan.moves], question, yes=form.yes):
@@ -299,7 +299,7 @@ def drain(
             if not form.dry_run:
                 left = service.run(plan)
         warn_if_still_registered(cluster, service.bare, DRAIN_CHANNEL)
-    form.write(runtime, plan.moves, plan.left, service.moved, left)
+    form.write(runtime, plan.moves, plan.unmovable, service.moved, left)
     if not form.dry_run:
         runtime.info(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)

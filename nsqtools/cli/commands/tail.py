@@ -166,7 +166,7 @@ def peek(
 
     with ClusterSettings(connection).open() as cluster:
         report = inspect_topic(cluster, topic)
-    if not report.asked and report.failed:
+    if not report.answered and report.failed:
         require_one(connection.nsqd_tcp_addresses, connection.client_options().dial_timeout_s)
         raise report.failed[0]
     if problem := check_subscription(report, channel, force=True):

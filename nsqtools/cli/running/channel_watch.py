@@ -92,9 +92,9 @@ class ChannelWatch:
         with ClusterSettings(self._connection).open() as cluster:
             for topic in topics:
                 # daemons that did not answer for one topic would cost their timeout for each
-                if report is None or report.asked:
+                if report is None or report.answered:
                     report = inspect_topic(cluster, topic)
-                    if not report.asked:
+                    if not report.answered:
                         require_one(nsqds, self._connection.client_options().dial_timeout_s)
                         if report.failed and not nsqds:
                             raise report.failed[0]
