@@ -16,8 +16,8 @@ from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup, command_tree
 from nsqtools.cli.parsing.help import (
     CONNECTION_OPTIONS,
     HelpPage,
-    describe,
     group_page,
+    help_page_of,
     metavar,
     notes,
     root_page,
@@ -126,7 +126,7 @@ def _command(group: LazyGroup, context: Context, words: tuple[str, ...]) -> Page
     return Page(
         words,
         entry.help,
-        describe(command, inner),
+        help_page_of(command, inner),
         tuple(
             _option(each)
             for each in parameters

@@ -33,7 +33,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
-from nsqtools.archive.part_file import recover
+from nsqtools.archive.part_file import recover_parts
 from nsqtools.archive.place import translating_errors
 from nsqtools.archive.topic_archiver import Quota, Task, TopicArchiver, WorkerPool
 from nsqtools.archive.topic_writer import (
@@ -227,7 +227,7 @@ class Archiver:
         try:
             self._settings.directories.prepare()
             with translating_errors("use", self._settings.directories.work):
-                for path in recover(self._settings.directories):
+                for path in recover_parts(self._settings.directories):
                     self._on_finished(path)
             self._start_all(self._topics.given, fail_fast=True)
             self._topics.start(self._is_connected, ends_idle=self._limits.idle_s is not None)

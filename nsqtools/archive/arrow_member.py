@@ -48,7 +48,7 @@ class ArrowMemberError(ValueError):
 
 
 @cache
-def schema() -> pyarrow.Schema:
+def arrow_schema() -> pyarrow.Schema:
     """Return the columns. The identity of a message is (topic, nsqd, id)."""
     import pyarrow
 
@@ -84,7 +84,7 @@ def encode_batch(topic: str, nsqd: str, messages: Sequence[MessageLike]) -> byte
         pyarrow.array([message.attempts for message in messages], pyarrow.uint16()),
         pyarrow.array(bodies, pyarrow.binary()),
     ]
-    batch = pyarrow.RecordBatch.from_arrays(columns, schema=schema())
+    batch = pyarrow.RecordBatch.from_arrays(columns, schema=arrow_schema())
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
@@ -96,7 +96,7 @@ class ArrowMember:
 
     def __init__(self, checksum: Checksum) -> None:
         self._checksum = checksum
-        self._parts = [schema().serialize().to_pybytes()]
+        self._parts = [arrow_schema().serialize().to_pybytes()]
 
     def compress(self, data: bytes, /) -> bytes:
         """Add record batches of `encode_batch`."""
@@ -158,7 +158,7 @@ def _read_stream(
         raise ArrowMemberError("its checksum differs")
     try:
         with pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)) as batches:
-            if batches.schema != schema():
+            if batches.schema != arrow_schema():
                 raise ArrowMemberError("its columns are not those of messages")
             for batch in batches:
                 batch.validate(full=True)

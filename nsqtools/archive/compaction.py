@@ -65,7 +65,7 @@ from nsqtools.archive.place import (
     translating_errors,
 )
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.replacements import NOTES, locked, replace_files
+from nsqtools.archive.replacements import NOTES, locked_table, replace_files
 from nsqtools.archive.slices import (
     Job,
     JobResult,
@@ -334,7 +334,7 @@ class Compaction:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the output against other compactions, and remove drafts of a killed one."""
-        with locked(self.output) as self._lock:
+        with locked_table(self.output) as self._lock:
             yield
 
     def run(self, run_jobs: RunJobs) -> None:

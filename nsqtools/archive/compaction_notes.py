@@ -19,7 +19,7 @@ from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.replacements import NOTES
 
-Note = dict[str, Any]
+CompactionNote = dict[str, Any]
 
 
 class Notes:
@@ -28,7 +28,7 @@ class Notes:
     def __init__(self, output: Place) -> None:
         self.output = output
 
-    def read(self, key: PartitionKey) -> Note:
+    def read(self, key: PartitionKey) -> CompactionNote:
         """Return the note of a partition, empty without one."""
         with translating_errors("read", self.output):
             return dict(self.output.read_json(_name_of(key)) or {})
@@ -49,7 +49,7 @@ class Notes:
         self, sources: Iterable[Source], selection: Selection, *, is_delta: bool
     ) -> tuple[list[Source], dict[str, str]]:
         """Return the archives whose messages are all in Parquet, and the reasons to keep others."""
-        notes: dict[PartitionKey, Note] = {}
+        notes: dict[PartitionKey, CompactionNote] = {}
         deletable: list[Source] = []
         reasons_to_keep: dict[str, str] = {}
         by_file: dict[str, list[Source]] = {}
@@ -77,7 +77,7 @@ class Notes:
         return deletable, reasons_to_keep
 
     def _reason_to_keep(
-        self, source: Source, key: PartitionKey, note: Note, *, is_delta: bool
+        self, source: Source, key: PartitionKey, note: CompactionNote, *, is_delta: bool
     ) -> str:
         if compacted_size(note, source) != source.size:
             return f"not all of it is compacted: {key.topic} on {key.day}"

@@ -53,7 +53,7 @@ from nsqtools.archive.reader import (
     why_written,
     write_members,
 )
-from nsqtools.archive.replacements import LOCK, STAGING, Staged, locked, replace_files
+from nsqtools.archive.replacements import LOCK, STAGING, Staged, locked_table, replace_files
 from nsqtools.archive.slices import draft_for, publish_file
 from nsqtools.archive.vacuum import Vacuum
 from nsqtools.errors import NsqError, OutputError
@@ -108,7 +108,7 @@ class Erasure:
                 with translating_errors("use", place):
                     _finish_archives(place)
             else:
-                with locked(place):  # which finishes it
+                with locked_table(place):  # which finishes it
                     pass
 
     def plan(self) -> None:

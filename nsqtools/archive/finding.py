@@ -60,9 +60,9 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.place import (
     ChangedError,
     DeniedError,
-    Entry,
     LocalPlace,
     Place,
+    StoredObject,
     map_concurrently,
     translating_errors,
 )
@@ -88,7 +88,7 @@ class ArchiveFile:
     name: str
     members: list[Member] | None
     head: Head | None = None
-    entry: Entry | None = None
+    entry: StoredObject | None = None
     table: TableFile | None = None
     """The record of a Parquet file in a log or a manifest."""
     problem: str = ""
@@ -219,9 +219,9 @@ def find_archives(
     ]
 
 
-def _in_progress(place: str, is_selected: PartitionFilter) -> list[Entry]:
+def _in_progress(place: str, is_selected: PartitionFilter) -> list[StoredObject]:
     """Return the files in progress of a directory. Raises the errors of `find_archives`."""
-    storage, entries = parse_place(place), list[Entry]()
+    storage, entries = parse_place(place), list[StoredObject]()
     if not storage.is_remote:
         folders = _selected_folders(storage, is_selected)
         walks = chain.from_iterable(walk(storage.path / folder) for folder in folders)
@@ -235,7 +235,7 @@ def _in_progress(place: str, is_selected: PartitionFilter) -> list[Entry]:
 
 
 def _find(
-    place: str, in_progress: Sequence[Entry], is_selected: PartitionFilter
+    place: str, in_progress: Sequence[StoredObject], is_selected: PartitionFilter
 ) -> list[ArchiveFile]:
     storage = parse_place(place)
     root, in_table = files_in_table(place, is_selected)
@@ -243,7 +243,7 @@ def _find(
         return in_table
     if not storage.may_be_folder():
         return [_single_file(storage)]
-    unreadable, entries = list[ArchiveFile](), list[Entry]()
+    unreadable, entries = list[ArchiveFile](), list[StoredObject]()
     for entry, error in _list_selected(storage, is_selected):
         if error is None:
             entries.append(entry)
@@ -269,7 +269,7 @@ def _find(
 
 def _list_selected(
     place: Place, is_selected: PartitionFilter
-) -> Iterator[tuple[Entry, OSError | None]]:
+) -> Iterator[tuple[StoredObject, OSError | None]]:
     """Iterate over the objects of a place, without folders of topics that are not selected."""
     folders = _selected_folders(place, is_selected)
     for name in folders:
@@ -288,7 +288,7 @@ def _selected_folders(place: Place, is_selected: PartitionFilter) -> Sequence[st
 
 
 def _tables_in(
-    place: Place, entries: Iterable[Entry], is_selected: PartitionFilter
+    place: Place, entries: Iterable[StoredObject], is_selected: PartitionFilter
 ) -> dict[str, list[ArchiveFile]]:
     """Return the valid files of the Delta tables in a listing, by the folder of the table."""
     marker = f"/{LOG}/"
@@ -314,7 +314,7 @@ def _single_file(place: Place) -> ArchiveFile:
     return _with_index(place.parent, place.parent.stat(place.name), is_named=True)
 
 
-def _is_in_progress(entry: Entry) -> bool:
+def _is_in_progress(entry: StoredObject) -> bool:
     """Return whether it is a file in progress, but not of a log that is landing in a table.
 
     The messages of such a log are read as rows of the table.
@@ -323,7 +323,7 @@ def _is_in_progress(entry: Entry) -> bool:
     return is_hidden(name, PART) and is_visible(folder)
 
 
-def _walk_order(entry: Entry) -> list[tuple[bool, str]]:
+def _walk_order(entry: StoredObject) -> list[tuple[bool, str]]:
     """Return a sort key with which the files of a folder come before its folders."""
     *folders, name = entry.name.split("/")
     return [*((True, folder) for folder in folders), (False, name)]
@@ -335,7 +335,7 @@ def is_visible(name: str) -> bool:
 
 
 def _with_index(
-    storage: Place, entry: Entry, names: Collection[str] = (), *, is_named: bool = False
+    storage: Place, entry: StoredObject, names: Collection[str] = (), *, is_named: bool = False
 ) -> ArchiveFile:
     """Return a file with its index, if it has one.
 
@@ -378,7 +378,7 @@ def read_index(storage: Place, name: str, *, is_listed: bool) -> bytes | None:
         return b""
 
 
-def _parquet(storage: Place, entry: Entry, names: Collection[str]) -> TableFile:
+def _parquet(storage: Place, entry: StoredObject, names: Collection[str]) -> TableFile:
     """Return the record of a Parquet file by its manifest and folders. Raises ``OSError``."""
     manifest = hidden_name(entry.name, MANIFEST)
     counts: dict[str, int] = {}
@@ -392,7 +392,7 @@ def _parquet(storage: Place, entry: Entry, names: Collection[str]) -> TableFile:
     return TableFile(entry.name, entry.size, rows, min_ts, max_ts, outer | partition_of(entry.name))
 
 
-def _beginning(storage: Place, entry: Entry) -> bytes:
+def _beginning(storage: Place, entry: StoredObject) -> bytes:
     """Return the first bytes of a file, or b"" after an error that its reader will report."""
     with suppress(FileNotFoundError, ChangedError, NotRegularError, PermissionError):
         return storage.read_range(entry.name, 0, BEGINNING_SIZE) if entry.size else b""
@@ -410,12 +410,12 @@ def is_metadata(name: str) -> bool:
     return any(part[:1] in "._" for part in name.split("/"))
 
 
-def _is_data(entry: Entry) -> bool:
+def _is_data(entry: StoredObject) -> bool:
     return bool(entry.size) and not is_metadata(entry.name)
 
 
 def files_in_folder(
-    root: Place, storage: Place, listed: Sequence[Entry], is_selected: PartitionFilter
+    root: Place, storage: Place, listed: Sequence[StoredObject], is_selected: PartitionFilter
 ) -> list[ArchiveFile]:
     """Return the valid files of a Parquet directory, in order.
 
@@ -513,8 +513,8 @@ def _in_order(storage: Place, files: Iterable[TableFile]) -> list[ArchiveFile]:
 
 
 def _parquet_entries(
-    root: Place, storage: Place, listed: Iterable[Entry], is_selected: PartitionFilter
-) -> list[Entry]:
+    root: Place, storage: Place, listed: Iterable[StoredObject], is_selected: PartitionFilter
+) -> list[StoredObject]:
     """Return the selected and valid Parquet files of a listing of ``storage``, in order.
 
     If the ``root`` has the log of Spark's file sink, only files in the log are valid. Files that
@@ -543,7 +543,7 @@ def _parquet_entries(
 _ARCHIVE_EXTENSIONS = (".log", ".jsonl", ".xz", ".bz2", ".gz", ".zst", ".log.arrow")
 
 
-def _has_only_parquet(listed: Iterable[Entry]) -> bool:
+def _has_only_parquet(listed: Iterable[StoredObject]) -> bool:
     """Return whether a place has Parquet files and no archives.
 
     In such a place a file is an archive only if its name ends like one: other programs may keep

@@ -8,14 +8,14 @@ it only finishes the file early; the next write notices that and goes to a new f
 index back to the last durable member, and must succeed before the next write. Text is compressed as
 it arrives, which spreads the work and leaves little of it to the flush.
 
-*Finished* (`finish`): the file appears whole, under a name that no other file has. The index is
-placed first, so that no finished file lacks its index, then the file; the hidden names are removed
-last. A crash may follow any step, and repeating all steps leads to the same result.
+*Finished* (`finish_part`): the file appears whole, under a name that no other file has. The index
+is placed first, so that no finished file lacks its index, then the file; the hidden names are
+removed last. A crash may follow any step, and repeating all steps leads to the same result.
 
-*Recovery* (`recover`) cuts each file back to its index and finishes it. Data after the last indexed
-member was not FINished, so nsqd redelivers it. If the index was removed, it is rebuilt from the
-file, so that no data is dropped that may have been FINished. Files of a running process are locked
-and stay as they are.
+*Recovery* (`recover_parts`) cuts each file back to its index and finishes it. Data after the last
+indexed member was not FINished, so nsqd redelivers it. If the index was removed, it is rebuilt from
+the file, so that no data is dropped that may have been FINished. Files of a running process are
+locked and stay as they are.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PartFile:
         first_line = head.encode() if head else b""
         self._index_size = len(first_line)
         self._new_compressor = compressor
-        # `finish` removes the permission to write that the user did not ask for.
+        # `finish_part` removes the permission to write that the user did not ask for.
         writable = mode | 0o600
         exact = writable if is_exact else None
         self._identity = _create(part_of(path), index_of(path), writable, first_line, exact)
@@ -336,7 +336,7 @@ class Directories:
         return False
 
 
-def finish(path: Path, directories: Directories) -> Path:
+def finish_part(path: Path, directories: Directories) -> Path:
     """Publish the file ``path`` of the work directory; return its final path.
 
     The file must be durable and cut to its index, and must not be written again. Raises
@@ -404,7 +404,7 @@ def _is_published(part: Path, index: Path, final: Path) -> bool:
     return is_as_long and load_index(index) == load_index(index_of(final))
 
 
-def recover(directories: Directories) -> list[Path]:
+def recover_parts(directories: Directories) -> list[Path]:
     """Finish every file in progress that no process writes; return their final paths.
 
     A file that cannot be recovered is logged and stays as it is.
@@ -440,7 +440,7 @@ def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
             part_of(path).unlink()
             index_of(path).unlink(missing_ok=True)
             return None
-        return finish(path, directories)
+        return finish_part(path, directories)
 
 
 def cut_to_index(path: Path, descriptor: int) -> bool:

@@ -71,7 +71,7 @@ class DeniedError(PermissionError):
     """A store denied the user a request."""
 
 
-class Entry(NamedTuple):
+class StoredObject(NamedTuple):
     """An object: its name, size in bytes, and modification time in nanoseconds since 1970.
 
     ``version`` changes with the content (the ETag of an object store); "" if the store has none.
@@ -166,19 +166,19 @@ class Place(ABC):
                 raise NotFoundError(f"cannot use {self.url} ({exc.strerror})") from exc
 
     @abstractmethod
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
         """Iterate over all objects below the folder ``prefix``, including hidden ones.
 
         The order is not defined. A folder that does not exist is empty, as in an object store.
         """
 
-    def list_readable(self, prefix: str = "") -> Iterator[tuple[Entry, OSError | None]]:
+    def list_readable(self, prefix: str = "") -> Iterator[tuple[StoredObject, OSError | None]]:
         """Iterate over all objects, and over unreadable directories and files with their errors."""
         for entry in self.list(prefix):
             yield entry, None
 
     @abstractmethod
-    def children(self, prefix: str = "") -> tuple[Sequence[Entry], Sequence[str]]:
+    def children(self, prefix: str = "") -> tuple[Sequence[StoredObject], Sequence[str]]:
         """Return the objects directly in a folder, and the names of the folders in it."""
 
     @abstractmethod
@@ -186,11 +186,11 @@ class Place(ABC):
         """Return whether the place may be a folder: in a store any prefix, on disk a directory."""
 
     @abstractmethod
-    def stat(self, name: str = "") -> Entry:
+    def stat(self, name: str = "") -> StoredObject:
         """Return size, time and version of an object."""
 
     @abstractmethod
-    def open(self, name: str = "", entry: Entry | None = None) -> BinaryIO:
+    def open(self, name: str = "", entry: StoredObject | None = None) -> BinaryIO:
         """Open an object for reading. The caller closes it.
 
         With the ``entry`` of a listing, raises `ChangedError` if the object was replaced since.
@@ -328,16 +328,16 @@ class LocalPlace(Place):
             raise OSError(errno.EINVAL, "it is not a name below the directory", name)
         return self._root / parts
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
         for entry, error in self._walk(prefix):
             if error is not None:
                 raise error
             yield entry
 
-    def list_readable(self, prefix: str = "") -> Iterator[tuple[Entry, OSError | None]]:
+    def list_readable(self, prefix: str = "") -> Iterator[tuple[StoredObject, OSError | None]]:
         return self._walk(prefix)
 
-    def _walk(self, prefix: str) -> Iterator[tuple[Entry, OSError | None]]:
+    def _walk(self, prefix: str) -> Iterator[tuple[StoredObject, OSError | None]]:
         failures: list[OSError] = []
         for folder, names in walk(self._path(prefix), failures.append):
             for path in (folder / name for name in names if not TEMPORARY.fullmatch(name)):
@@ -348,9 +348,9 @@ class LocalPlace(Place):
         for error in failures:
             # A file that was deleted after its folder was read is not listed.
             if not isinstance(error, FileNotFoundError):
-                yield Entry(os.path.relpath(error.filename, self._root), 0, 0), error
+                yield StoredObject(os.path.relpath(error.filename, self._root), 0, 0), error
 
-    def children(self, prefix: str = "") -> tuple[Sequence[Entry], Sequence[str]]:
+    def children(self, prefix: str = "") -> tuple[Sequence[StoredObject], Sequence[str]]:
         folder = self._path(prefix)
         names = sorted(os.listdir(folder)) if folder.is_dir() else []
         paths = {str(PurePosixPath(prefix, name)): folder / name for name in names}
@@ -360,10 +360,10 @@ class LocalPlace(Place):
     def may_be_folder(self) -> bool:
         return self._root.is_dir()
 
-    def stat(self, name: str = "") -> Entry:
+    def stat(self, name: str = "") -> StoredObject:
         return _entry(name, self._path(name))
 
-    def open(self, name: str = "", entry: Entry | None = None) -> BinaryIO:
+    def open(self, name: str = "", entry: StoredObject | None = None) -> BinaryIO:
         file = open_to_read(self._path(name))
         if entry is not None and _version(os.fstat(file.fileno())) != entry.version:
             file.close()
@@ -436,9 +436,9 @@ class LocalPlace(Place):
             yield PlaceLock(descriptor)
 
 
-def _entry(name: str, path: Path) -> Entry:
+def _entry(name: str, path: Path) -> StoredObject:
     stat = status_of(path)
-    return Entry(name, stat.st_size, stat.st_mtime_ns, _version(stat))
+    return StoredObject(name, stat.st_size, stat.st_mtime_ns, _version(stat))
 
 
 def _version(stat: os.stat_result) -> str:

@@ -45,7 +45,7 @@ class Staged:
 
 
 @contextmanager
-def locked(place: Place) -> Iterator[PlaceLock]:
+def locked_table(place: Place) -> Iterator[PlaceLock]:
     """Lock a table, carry out what a killed run has committed, and delete its other new files.
 
     Raises `NsqError`.

@@ -40,9 +40,9 @@ from nsqtools.archive.lease import hold_lease
 from nsqtools.archive.place import (
     ChangedError,
     DeniedError,
-    Entry,
     Place,
     PlaceLock,
+    StoredObject,
     UnreachableError,
 )
 from nsqtools.errors import ConfigurationError, NsqError
@@ -173,17 +173,17 @@ class BucketPlace(Place):
         }
         return options | environment | {"aws_conditional_put": "etag"}
 
-    def _entry(self, meta: Any) -> Entry:
+    def _entry(self, meta: Any) -> StoredObject:
         name = meta["path"][len(self._key) + 1 if self._key else 0 :]
         modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
-        return Entry(name, meta["size"], modified_ns, meta["e_tag"] or "")
+        return StoredObject(name, meta["size"], modified_ns, meta["e_tag"] or "")
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
         with self._translating(prefix):
             for chunk in self._store.list(self._key_of(prefix) or None, chunk_size=LIST_PAGE_SIZE):
                 yield from map(self._entry, chunk)
 
-    def children(self, prefix: str = "") -> tuple[Sequence[Entry], Sequence[str]]:
+    def children(self, prefix: str = "") -> tuple[Sequence[StoredObject], Sequence[str]]:
         with self._translating(prefix):
             listing = self._store.list_with_delimiter(self._key_of(prefix) or None)
         begin = len(self._key) + 1 if self._key else 0
@@ -194,11 +194,11 @@ class BucketPlace(Place):
     def _store(self) -> Any:
         return self._bucket.store
 
-    def stat(self, name: str = "") -> Entry:
+    def stat(self, name: str = "") -> StoredObject:
         with self._translating(name):
             return self._entry(self._store.head(self._key_of(name)))
 
-    def open(self, name: str = "", entry: Entry | None = None) -> BinaryIO:
+    def open(self, name: str = "", entry: StoredObject | None = None) -> BinaryIO:
         entry = entry or self.stat(name)
         return io.BufferedReader(RangeFile(self, name, entry.size, entry.version), FIRST_READ_SIZE)
 

@@ -126,7 +126,7 @@ class TablePlan:
             )
 
 
-Key = tuple[str | None, ...]
+PartitionTuple = tuple[str | None, ...]
 """The values of a partition, in the order of the partition columns."""
 
 
@@ -147,7 +147,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class TableMessages:
     """The messages of an archive file, or of a task of Spark, for `TableWriter`.
 
     ``read`` iterates over them in the columns of `message_schema`, and may be called again.
@@ -208,7 +208,7 @@ class TableWriter:
 
         Raises `NotUploadable` for a damaged log, ``OSError``, and the errors of `read_batches`.
         """
-        messages = Messages(
+        messages = TableMessages(
             read=partial(_read, archive, self.plan.body, topic),
             shown=archive.shown,
             time_ns=lambda: archive.storage.stat(archive.name).modified_ns,
@@ -216,10 +216,10 @@ class TableWriter:
         )
         return self.write_messages(messages, stem)
 
-    def write_messages(self, messages: Messages, stem: str) -> list[Draft]:
+    def write_messages(self, messages: TableMessages, stem: str) -> list[Draft]:
         """Write the files of some messages. Raises as `write`."""
         misfits = {key: columns.misfits for key, columns in self._columns.items() if columns}
-        drafts: dict[Key, Draft] = {}
+        drafts: dict[PartitionTuple, Draft] = {}
         schemas: dict[str | None, pyarrow.Schema] = {}
         try:
             is_complete = False
@@ -252,9 +252,9 @@ class TableWriter:
 
     def _write_pass(
         self,
-        messages: Messages,
+        messages: TableMessages,
         stem: str,
-        drafts: dict[Key, Draft],
+        drafts: dict[PartitionTuple, Draft],
         schemas: dict[str | None, pyarrow.Schema],
     ) -> bool:
         """Write the files of at most `MAX_OPEN_PARTITIONS` partitions without a file.
@@ -263,7 +263,7 @@ class TableWriter:
         table differ from those of its first rows, which ``schemas`` has.
         """
         is_complete = True
-        writers: dict[Key, ParquetWriter] = {}
+        writers: dict[PartitionTuple, ParquetWriter] = {}
         with ExitStack() as stack:
             for batch in messages.read():
                 for table, rows in self._by_table(batch, messages.shown):
@@ -293,7 +293,7 @@ class TableWriter:
     def _file_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
         return pyarrow.schema([c for c in schema if c.name not in self.plan.partitions])
 
-    def _close(self, key: Key, writer: ParquetWriter, stem: str, shown: str) -> Draft:
+    def _close(self, key: PartitionTuple, writer: ParquetWriter, stem: str, shown: str) -> Draft:
         file = writer.close()
         partition = dict(zip(self.plan.partitions, key, strict=True))
         folder = folder_of(partition)
@@ -318,8 +318,8 @@ class TableWriter:
             yield value, rows
 
     def _parts(
-        self, batch: pyarrow.RecordBatch, messages: Messages, columns: BodyColumns | None
-    ) -> Iterator[tuple[Key, pyarrow.RecordBatch]]:
+        self, batch: pyarrow.RecordBatch, messages: TableMessages, columns: BodyColumns | None
+    ) -> Iterator[tuple[PartitionTuple, pyarrow.RecordBatch]]:
         """Split a batch into partitions. A message without a time has the time of the file.
 
         A value that is too long for the name of a folder counts as a misfit and becomes null.
@@ -327,7 +327,7 @@ class TableWriter:
         times = batch["ts_ns"]
         if times.null_count:
             times = times.fill_null(messages.time_ns())
-        parts: list[tuple[Key, Any]] = [((), batch.append_column(_TIMES, times))]
+        parts: list[tuple[PartitionTuple, Any]] = [((), batch.append_column(_TIMES, times))]
         for name in self.plan.partitions:
             unit_ns, to_text = _TIME_PARTITIONS.get(name, (0, _partition_text))
             parts = [
@@ -341,8 +341,8 @@ class TableWriter:
 
 
 def _extend_key(
-    key: Key, name: str, value: str | None, rows: Any, columns: BodyColumns | None
-) -> tuple[Key, Any]:
+    key: PartitionTuple, name: str, value: str | None, rows: Any, columns: BodyColumns | None
+) -> tuple[PartitionTuple, Any]:
     """Return the key of rows that have one value of a partition column, and the rows."""
     is_short = len(folder_of({name: value})) <= MAX_VALUE_BYTES
     if columns is None or name in PARTITIONS or is_short:
@@ -387,13 +387,13 @@ def _read_parquet(archive: ArchiveFile, kind: BodyKind) -> Iterator[pyarrow.Reco
                 yield fitted.slice(offset, JSON_BATCH_ROWS)
 
 
-def _remove(drafts: dict[Key, Draft]) -> None:
+def _remove(drafts: dict[PartitionTuple, Draft]) -> None:
     for draft in drafts.values():
         Path(draft.path).unlink()
     drafts.clear()
 
 
-def _compare(drafts: Mapping[Key, Draft], messages: Messages) -> None:
+def _compare(drafts: Mapping[PartitionTuple, Draft], messages: TableMessages) -> None:
     """Raise `NotUploadable` if the files of a log do not have all of its messages."""
     files = [draft.file for draft in drafts.values()]
     rows = sum(file.rows or 0 for file in files)

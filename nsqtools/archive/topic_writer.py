@@ -30,7 +30,7 @@ from nsqtools.archive.arrow_member import encode_batch
 from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.members import CompressorFactory, Plain
-from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.client.message import Batch, Message, MessageSource
 from nsqtools.errors import OutputError
 from nsqtools.protocol.text import NS
@@ -300,7 +300,7 @@ class FileSet:
                 # A gzip file without a member is not a valid file, so it gets an empty member.
                 if file.part.size == 0:
                     file.part.flush(file.part.end_member(0, 0, 0))
-                self._on_finished(finish(file.part.path, self._settings.directories))
+                self._on_finished(finish_part(file.part.path, self._settings.directories))
             self._locks.release(self.name_of(file))
             del self._ending[0]
 

@@ -25,8 +25,8 @@ from nsqtools.archive.finding import (
     files_in_folder,
     is_metadata,
 )
-from nsqtools.archive.place import Entry, Place, map_concurrently, translating_errors
-from nsqtools.archive.replacements import locked, replace_files
+from nsqtools.archive.place import Place, StoredObject, map_concurrently, translating_errors
+from nsqtools.archive.replacements import locked_table, replace_files
 from nsqtools.errors import ConfigurationError, OutputError
 
 # A week, as in Delta: a writer may store a file long before its commit.
@@ -44,9 +44,9 @@ class Vacuum:
     first_day: date | None = None
     """Earlier days are dropped."""
     dropped: list[TableFile] = field(default_factory=list)
-    deletable: list[Entry] = field(default_factory=list)
+    deletable: list[StoredObject] = field(default_factory=list)
     """Files that are no longer in the table."""
-    log: list[Entry] = field(default_factory=list)
+    log: list[StoredObject] = field(default_factory=list)
     """Entries of the log before the next checkpoint."""
     _catalog: DeltaCatalog | None = None
 
@@ -118,7 +118,7 @@ class Vacuum:
 
     def run(self) -> None:
         """Lock the table against compactions, and remove what a new plan finds."""
-        with locked(self.place):
+        with locked_table(self.place):
             self.plan()
             self.remove()
 

@@ -93,7 +93,7 @@ class AuthApi:
             fields.get("common_name", "")[:MAX_COMMON_NAME],
         )
         secret = fields.get("secret") or fields.get("auth_secret", "")
-        identity = await identify(self._authority, self._audit, request, "auth", secret, client)
+        identity = await identified(self._authority, self._audit, request, "auth", secret, client)
         ttl_s = max(1, math.floor(min(self._settings.ttl_s, identity.valid_s)))
         name = identity.user.name
         return json_response(
@@ -122,7 +122,7 @@ class AuthApi:
         yield from self._audit.metrics()
 
 
-async def identify(
+async def identified(
     authority: Authority, audit: Audit, request: Request, kind: str, secret: str, client: Client
 ) -> Identity:
     """Return who a client is, and record that. Raises `HTTPRefusal`."""

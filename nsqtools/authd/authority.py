@@ -136,13 +136,13 @@ def _load(path: Path) -> _Loaded:
 
 def load_users(path: Path) -> Users:
     """Read a users file. Raises `ConfigurationError`."""
-    users = parse_users(read_text(path), str(path))
+    users = parse_users(read_text_file(path), str(path))
     if not users.by_name:  # also while a program truncates the file to write it again
         raise ConfigurationError(f"{path} has no user", hint="nsq authd hash --new USER makes one.")
     return users
 
 
-def read_text(path: Path) -> str:
+def read_text_file(path: Path) -> str:
     """Return the text of a file, without a byte order mark. Raises `ConfigurationError`."""
     try:
         return read_small(path, MAX_FILE_BYTES).decode("utf-8-sig")

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from nsqtools.authd.auth_api import identify
+from nsqtools.authd.auth_api import identified
 from nsqtools.authd.authority import Audit, Authority, sent_secret
 from nsqtools.authd.users import Client, User
 from nsqtools.authd.views import (
@@ -138,7 +138,7 @@ class FilterApi:
         address = request.client.host if request.client else ""
         client = Client(address, self._is_tls, request.common_name)
         secret = _secret(request)
-        identity = await identify(
+        identity = await identified(
             self._authority, self._audit, request, request.path.strip("/"), secret, client
         )
         return identity.user

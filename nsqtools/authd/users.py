@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.authd.passwords import as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
+from nsqtools.protocol.go_regexp import Matcher, compile_go_regexp
 
 TOKEN_PREFIX = "sha256$"
 ANYTHING = ".*"
@@ -75,7 +75,7 @@ class Pattern(NamedTuple):
     """A pattern for whole names; ``text`` is anchored."""
 
     text: str
-    matches: Matches
+    matches: Matcher
 
 
 class Grant(NamedTuple):

@@ -27,13 +27,13 @@ MAX_RECORDS = 100_000
 # `Quarantine`), so each of them is once the first after a death.
 ISOLATED_TRIES = 2
 
-Key = tuple[str, str, bytes]
+MessageKey = tuple[str, str, bytes]
 """The identity of a message: its topic, the address of its nsqd, and its id."""
 
-Verdict = Literal["deliver", "isolate", "give up"]
+AttemptVerdict = Literal["deliver", "isolate", "give up"]
 
 
-def keys_of(batch: Batch) -> Iterator[Key]:
+def keys_of(batch: Batch) -> Iterator[MessageKey]:
     """Yield the identity of each message."""
     topic, nsqd = batch.topic, batch.nsqd
     return ((topic, nsqd, message.id) for message in batch)
@@ -50,14 +50,14 @@ class Attempts:
         self.limit = limit
         self._keeps = keeps
         # By message: its discounted deliveries, and whether a handler here requeued another one.
-        self.records: dict[Key, tuple[int, bool]] = {}
+        self.records: dict[MessageKey, tuple[int, bool]] = {}
 
-    def discount(self, key: Key) -> None:
+    def discount(self, key: MessageKey) -> None:
         """Record a delivery that ended without an answer of a handler."""
         discounted, has_failed = self.records.pop(key, (0, False))
         self._store(key, discounted + 1, has_failed)
 
-    def record_failure(self, key: Key, *, late: bool = False) -> None:
+    def record_failure(self, key: MessageKey, *, late: bool = False) -> None:
         """Record that a handler requeued the message.
 
         ``late`` means that the delivery had ended, and was discounted, before the handler's answer.
@@ -65,15 +65,15 @@ class Attempts:
         discounted, _ = self.records.pop(key, (0, False))
         self._store(key, max(0, discounted - late), True)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: MessageKey) -> None:
         """Drop the record of a finished message."""
         self.records.pop(key, None)
 
-    def effective(self, key: Key, attempts: int) -> int:
+    def effective(self, key: MessageKey, attempts: int) -> int:
         """Return nsqd's count of ``attempts`` less the discounted deliveries."""
         return attempts - self.records.get(key, (0, False))[0]
 
-    def verdict(self, key: Key, attempts: int) -> Verdict:
+    def verdict(self, key: MessageKey, attempts: int) -> AttemptVerdict:
         """Decide what to do with a delivery for which nsqd counted ``attempts``."""
         if not self.limit or attempts <= self.limit:
             return "deliver"
@@ -83,7 +83,7 @@ class Attempts:
             return "give up"
         return "isolate" if excess > 0 and self._keeps else "deliver"
 
-    def _store(self, key: Key, discounted: int, has_failed: bool) -> None:
+    def _store(self, key: MessageKey, discounted: int, has_failed: bool) -> None:
         if not self.limit:
             return
         self.records[key] = discounted, has_failed

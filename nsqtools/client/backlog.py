@@ -41,7 +41,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, MutableSet, 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nsqtools.client.attempts import Attempts, Key
+from nsqtools.client.attempts import Attempts, MessageKey
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import (
@@ -482,7 +482,7 @@ class Delivery:
         self.in_flight_limit = limit
         self._sources: dict[MessageSource, None] = {}
         # Messages of workers whose connection was lost. nsqd delivers them again on another one.
-        self.orphans: dict[Key, Message] = {}
+        self.orphans: dict[MessageKey, Message] = {}
         self._is_stuck = False  # see `Backlog.is_stuck`
         # Arrived since the last `_weigh`, which the first message calls: the limit may double with
         # each answer.

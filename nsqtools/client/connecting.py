@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools")
 
-Result = Connection | NsqError
+ConnectionResult = Connection | NsqError
 
 # First delay of an nsqd that a lookup lists: lookups of a consumer are at most one in five seconds.
 DISCOVERED_BASE_S = 1.0
@@ -306,7 +306,7 @@ class Dialer:
         addresses: Iterable[Address],
         options: ClientOptions,
         subscription: tuple[str, str],
-        done: Callable[[Address, Result], None],
+        done: Callable[[Address, ConnectionResult], None],
         check_first: Callable[[Address], Callable[[], None] | None],
         http_addresses: Sequence[str] = (),
     ) -> None:
@@ -394,7 +394,7 @@ class Dialer:
     def _commands(self) -> tuple[bytes, bytes]:
         return commands.subscribe(*self._subscription), identify_body(self._options)
 
-    def _opened(self, address: Address, started_at: float, result: Result) -> None:
+    def _opened(self, address: Address, started_at: float, result: ConnectionResult) -> None:
         was_full = len(self._openings) == MAX_OPENINGS
         del self._openings[address]
         is_late = isinstance(result, DeadlineExceeded) and was_paused(started_at, self._options)
@@ -455,7 +455,7 @@ class Dialer:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _connected(self, address: Address, result: Result) -> None:
+    def _connected(self, address: Address, result: ConnectionResult) -> None:
         self.connecting -= address not in self._losses
         if isinstance(result, Connection):
             self._joined.add(address)

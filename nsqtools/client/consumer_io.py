@@ -84,7 +84,7 @@ NOT_FINAL = ("touch", "late")  # kinds of answers after which a message is still
 SubscribeCheck = Callable[[str, Address], Callable[[], None] | None]
 """Called with topic and nsqd before the first SUB there: see `ConsumerCore`."""
 
-Step = Literal["wait", "requeue", "shutdown", "close"]
+StopStep = Literal["wait", "requeue", "shutdown", "close"]
 
 
 class QueuedAnswer(NamedTuple):
@@ -296,7 +296,7 @@ class Stopping:
         times = [*ends, *self._drained_input_at.values(), *self._close_at.values()]
         return min((at for at in times if at > now), default=None)
 
-    def next_step(self, subscription: Subscription, now: float) -> Step:
+    def next_step(self, subscription: Subscription, now: float) -> StopStep:
         """Return the next step for a connection. Each step except "wait" is returned once."""
         if subscription in self._close_at:
             return "close" if now >= self._close_at[subscription] else "wait"

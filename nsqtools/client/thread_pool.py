@@ -38,7 +38,7 @@ PROMPT_S = 0.5
 THREAD_IDLE_S = 2.0  # a thread without work ends after this time
 MAX_REMEMBERED_PEERS = 10_000  # about 2 MB
 
-Work = tuple[LoopMember, Callable[[], Any], Callable[[Any], None]]
+PoolJob = tuple[LoopMember, Callable[[], Any], Callable[[Any], None]]
 
 
 class ThreadPool:
@@ -51,7 +51,7 @@ class ThreadPool:
     def _reset(self) -> None:
         """Start without threads and work. A forked child has no thread of its parent."""
         self._changed = threading.Condition()
-        self._queue: dict[Hashable, collections.deque[Work]] = {}  # by peer
+        self._queue: dict[Hashable, collections.deque[PoolJob]] = {}  # by peer
         self._queued = 0
         self._running: collections.Counter[Hashable] = collections.Counter()
         self._has_answered: dict[Hashable, bool] = {}  # the last time; oldest first
@@ -116,7 +116,7 @@ class ThreadPool:
             is_prompt = time.monotonic() - began_at < PROMPT_S
             self._finish(peer, has_answered=is_prompt or not isinstance(result, NsqError))
 
-    def _take(self) -> tuple[Hashable, Work] | None:
+    def _take(self) -> tuple[Hashable, PoolJob] | None:
         for peer, works in self._queue.items():
             if self._may_run(peer):
                 work = works.popleft()

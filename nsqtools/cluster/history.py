@@ -27,7 +27,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
+from nsqtools.cluster.queue_rows import QueueKey, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
 
 log = logging.getLogger("nsqtools")
@@ -67,7 +67,7 @@ class History:
         steps = [interval_s, *(step_s for step_s in COARSER_STEPS_S if step_s > interval_s)]
         self._lock = threading.Lock()
         # The place of each series in the columns, and since when (seconds since 1970).
-        self._places: dict[Key, tuple[int, float]] = {}
+        self._places: dict[QueueKey, tuple[int, float]] = {}
         self._levels = [Level(step_s, step_s * MAX_POINTS, deque()) for step_s in steps]
         self._is_full = False
 
@@ -79,7 +79,7 @@ class History:
             self._add(sample.time_s, values)
 
     def series(
-        self, keys: Sequence[Key], quantity: str, *, since_s: float
+        self, keys: Sequence[QueueKey], quantity: str, *, since_s: float
     ) -> list[tuple[float, float | None]]:
         """Return points of (seconds since 1970, value) from ``since_s`` on, the oldest first.
 
@@ -111,7 +111,7 @@ class History:
             before_s = at_s
         return points
 
-    def _add(self, at_s: float, values: Mapping[Key, Values]) -> None:
+    def _add(self, at_s: float, values: Mapping[QueueKey, Values]) -> None:
         """Add a frame. If the clock was set back, the frames of its future are dropped."""
         finest = self._levels[0].frames
         if finest and finest[-1].at_s >= at_s:
@@ -134,7 +134,7 @@ class History:
             while level.frames and level.frames[0].at_s < at_s - level.keep_s:
                 level.frames.popleft()
 
-    def _assign(self, present: Mapping[Key, Values], at_s: float) -> None:
+    def _assign(self, present: Mapping[QueueKey, Values], at_s: float) -> None:
         """Give places to new series; the oldest series that have gone make room."""
         fresh = [key for key in present if key not in self._places]
         room = MAX_SERIES - len(self._places)
@@ -215,13 +215,13 @@ def _values_of(row: QueueRow) -> Values:
     return (row.depth, row.in_flight, row.clients, *moved, latency_s)
 
 
-def _sums_of_nodes(rows: Iterable[QueueRow]) -> dict[Key, Values]:
+def _sums_of_nodes(rows: Iterable[QueueRow]) -> dict[QueueKey, Values]:
     """Return the values of each nsqd as a whole, and of the cluster under node ""."""
     nodes: defaultdict[str, list[QueueRow]] = defaultdict(list)
     for row in rows:
         nodes[row.node].append(row)
         nodes[""].append(row)
-    values: dict[Key, Values] = {}
+    values: dict[QueueKey, Values] = {}
     for node, queues in nodes.items():
         sums = sums_of(queues)
         moved = (sums.ingress, sums.finish, sums.requeue)
@@ -247,14 +247,14 @@ class WaitingAges:
     """
 
     def __init__(self) -> None:
-        self.oldest_s: Mapping[Key, float] = {}
+        self.oldest_s: Mapping[QueueKey, float] = {}
         # Times with the message counts at them, the oldest first.
-        self._moments: dict[Key, deque[tuple[float, int]]] = {}
+        self._moments: dict[QueueKey, deque[tuple[float, int]]] = {}
 
     def add(self, at_s: float, rows: Iterable[QueueRow]) -> None:
         """Add the queues of a sample that was taken at a time on the monotonic clock."""
-        moments_by_key: dict[Key, deque[tuple[float, int]]] = {}
-        oldest_s: dict[Key, float] = {}
+        moments_by_key: dict[QueueKey, deque[tuple[float, int]]] = {}
+        oldest_s: dict[QueueKey, float] = {}
         for row in rows:
             if not (row.depth or row.in_flight):
                 continue

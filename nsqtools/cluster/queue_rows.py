@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
-Key = tuple[str, str, str]
+QueueKey = tuple[str, str, str]
 ConsumerKey = tuple[str, str, str, str]
 
 
@@ -74,7 +74,7 @@ class QueueRow:
     rates: Rates | None = None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> QueueKey:
         return self.node, self.topic, self.channel
 
     @property

@@ -20,10 +20,10 @@ from nsqtools.forward.http_pool import (
     MAX_IDLE,
     PRIVATE,
     TICK_S,
-    Answer,
-    Done,
     HttpPool,
-    is_allowed,
+    HttpReply,
+    OnReply,
+    may_connect_to,
 )
 from nsqtools.forward.http_requests import HttpRequest
 from nsqtools.transport.stream import TLSOptions, make_context
@@ -60,7 +60,7 @@ class _Transfer:
 
     def __init__(self, pool: CurlPool) -> None:
         self.curl = curl = pycurl.Curl()
-        self._done: Done
+        self._done: OnReply
         self._pool = pool
         self._request: HttpRequest
         self._url = ""
@@ -83,7 +83,7 @@ class _Transfer:
         if pool.curl_tls is not None:
             pool.curl_tls.prepare(curl)
 
-    def begin(self, request: HttpRequest, done: Done) -> None:
+    def begin(self, request: HttpRequest, done: OnReply) -> None:
         curl = self.curl
         self._request, self._done = request, done
         self._head.clear()
@@ -108,26 +108,26 @@ class _Transfer:
         status = self.curl.getinfo(pycurl.RESPONSE_CODE)
         if not code or (status >= 200 and self._head and self._head[-1] == b"\r\n"):
             if status < 300:
-                result = Answer(status)
+                result = HttpReply(status)
             else:
-                result = Answer(status, self._field(b"retry-after"), self._field(b"location"))
+                result = HttpReply(status, self._field(b"retry-after"), self._field(b"location"))
         else:
             result = self._broken(code, message)
         self._done(result, self._sent > 1)
 
-    def _broken(self, code: int, message: str) -> Answer:
+    def _broken(self, code: int, message: str) -> HttpReply:
         name = self._request.name
         if self._sent and not self._problem:
             if code == pycurl.E_OPERATION_TIMEDOUT:
                 message = f"no answer within {self._pool.request_timeout_s:.3g} s"
             # libcurl has no text for a head that is too long, for example.
-            return Answer(0, error=f"{name}: {message or f'error {code} of libcurl'}")
+            return HttpReply(0, error=f"{name}: {message or f'error {code} of libcurl'}")
         if self._problem:
             message = self._problem
         elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):
             message = os.strerror(number)
         error = f"cannot connect to {name} ({message})"
-        return Answer(0, error=error, was_sent=False, is_forbidden=self._problem == PRIVATE)
+        return HttpReply(0, error=error, was_sent=False, is_forbidden=self._problem == PRIVATE)
 
     def _field(self, name: bytes) -> str:
         for line in reversed(self._head):  # earlier lines may belong to 100 Continue
@@ -154,7 +154,7 @@ class _Transfer:
         return int(pycurl.PREREQFUNC_OK)
 
     def _is_allowed(self, host: str) -> bool:
-        if is_allowed(host, allows_private=self._request.allows_private):
+        if may_connect_to(host, allows_private=self._request.allows_private):
             return True
         self._problem = PRIVATE
         return False
@@ -190,13 +190,13 @@ class CurlPool(HttpPool):
         except OSError:
             pass  # a full socket wakes the thread anyway; a closed one means that it has ended
 
-    def send(self, request: HttpRequest, done: Done) -> None:
+    def send(self, request: HttpRequest, done: OnReply) -> None:
         transfer = self._idle.pop() if self._idle else _Transfer(self)
         try:
             transfer.begin(request, done)
         except pycurl.error as exc:  # for example, the URL is longer than libcurl allows
             self._idle.append(transfer)
-            answer = Answer(0, error=f"{request.name}: {exc.args[1]}")
+            answer = HttpReply(0, error=f"{request.name}: {exc.args[1]}")
             # A direct call would recurse, because `done` sends the next request.
             self.call_soon(lambda: done(answer, False))
             return

@@ -43,7 +43,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nsqtools.client.attempts import MAX_RECORDS, Attempts, Key, keys_of
+from nsqtools.client.attempts import MAX_RECORDS, Attempts, MessageKey, keys_of
 from nsqtools.client.change_log import ChangeLog
 from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
@@ -107,7 +107,7 @@ class Dispatcher:
         self.last_error = ""  # of the last failure, until a delivery
         self.is_open = False
         self.redelivered_count = 0  # messages that this run requeued and received again
-        self._requeued_keys: set[Key] = set()
+        self._requeued_keys: set[MessageKey] = set()
         self._sink = sink
         # looked up as attributes, so that a wrapper of a sink may pass them on
         self._flush_sink: Callable[[], None] | None = getattr(sink, "flush", None)

@@ -34,7 +34,7 @@ TICK_S = 0.1
 PRIVATE = "a private address, which is not allowed"
 
 
-class Answer(NamedTuple):
+class HttpReply(NamedTuple):
     """Response of a server.
 
     Without a response, ``error`` is the reason, ``was_sent`` is whether the server may have
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
     is_forbidden: bool = False
 
 
-Done = Callable[[Answer, bool], None]
+OnReply = Callable[[HttpReply, bool], None]
 """Called with the response, and with whether the request was sent twice."""
 
 
@@ -69,7 +69,7 @@ def http_tls(
     return tls
 
 
-def is_allowed(ip: str, *, allows_private: bool) -> bool:
+def may_connect_to(ip: str, *, allows_private: bool) -> bool:
     """Return whether a request may go to an address."""
     return allows_private or ipaddress.ip_address(ip).is_global
 
@@ -115,7 +115,7 @@ class HttpPool(ABC):
         self._thread.join()
 
     @abstractmethod
-    def send(self, request: HttpRequest, done: Done) -> None:
+    def send(self, request: HttpRequest, done: OnReply) -> None:
         """Send a request; ``done`` is called once, on this thread."""
 
     @abstractmethod

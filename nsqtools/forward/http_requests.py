@@ -29,7 +29,7 @@ from nsqtools.forward.parcel import Parcel, as_sent
 from nsqtools.protocol.names import Address
 from nsqtools.records.template import compile_template, has_fields
 
-Encoder = Callable[..., bytes]
+BodyEncoder = Callable[..., bytes]
 
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -94,7 +94,7 @@ class Endpoint:
         self.name = str(self.origin[1])
         self.base = base
         self.target = _encoded(path.encode())
-        self.template: Encoder | None = None
+        self.template: BodyEncoder | None = None
         self.has_fields = is_given and has_fields(path)
         self._may_climb = _climbs(self.target) or ":raw}" in path
         if is_get and (verb := _VERB.search(path)):
@@ -135,7 +135,7 @@ def split_url(url: str) -> tuple[str, str]:
     return url[:end], path if path.startswith("/") else "/" + path
 
 
-Header = tuple[str, Encoder]
+Header = tuple[str, BodyEncoder]
 """The name of a header, and the encoder of the template of its value."""
 
 

@@ -26,11 +26,11 @@ from itertools import chain
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from nsqtools.client.attempts import Key
+from nsqtools.client.attempts import MessageKey
 from nsqtools.client.message import Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
-from nsqtools.forward.http_pool import Answer, HttpPool
+from nsqtools.forward.http_pool import HttpPool, HttpReply
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
 from nsqtools.forward.parcel import (
     DELIVERED,
@@ -103,7 +103,7 @@ def parse_policy(rules: Iterable[str] = ()) -> dict[int, StatusAction]:
     }
 
 
-def describe(status: int) -> str:
+def status_text(status: int) -> str:
     """Return the status with its reason phrase: ``HTTP 404 Not Found``."""
     return f"HTTP {status} {responses.get(status, '')}".rstrip()
 
@@ -145,9 +145,9 @@ class _PartialDeliveries:
     """
 
     def __init__(self) -> None:
-        self._holders: OrderedDict[Key, frozenset[Hashable]] = OrderedDict()
+        self._holders: OrderedDict[MessageKey, frozenset[Hashable]] = OrderedDict()
 
-    def of(self, key: Key) -> frozenset[Hashable]:
+    def of(self, key: MessageKey) -> frozenset[Hashable]:
         """Return the endpoints that have accepted a message."""
         return self._holders.get(key, frozenset())
 
@@ -169,7 +169,7 @@ class _PartialDeliveries:
                 self._holders.pop(key, None)
 
 
-def _keys(parcels: Iterable[Parcel]) -> Iterator[Key]:
+def _keys(parcels: Iterable[Parcel]) -> Iterator[MessageKey]:
     return chain.from_iterable(parcel.keys() for parcel in parcels)
 
 
@@ -344,7 +344,7 @@ class HttpSink:
         self._under_way[circuit] += 1
         exchange.url, exchange.target = request.url, None
 
-        def done(answer: Answer, is_resent: bool) -> None:
+        def done(answer: HttpReply, is_resent: bool) -> None:
             self._under_way[circuit] -= 1
             if is_resent:
                 exchange.repeated += 1
@@ -375,7 +375,7 @@ class HttpSink:
 
     # -- responses ------------------------------------------------------------------------------
 
-    def _broke(self, exchange: _Exchange, broken: Answer) -> None:
+    def _broke(self, exchange: _Exchange, broken: HttpReply) -> None:
         if broken.is_forbidden and exchange.hops:  # only the target of its redirect is forbidden
             exchange.circuit.worked()
             self._refuse(exchange, Outcome(Fate.REFUSED, broken.error))
@@ -388,7 +388,7 @@ class HttpSink:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint
 
-    def _answered(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
+    def _answered(self, exchange: _Exchange, endpoint: Endpoint, answer: HttpReply) -> None:
         status, suffix = answer.status, ""
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
             if target := self._redirection(exchange, endpoint, answer):
@@ -402,7 +402,7 @@ class HttpSink:
         if action is StatusAction.OK:
             self._settle(exchange, DELIVERED)
             return
-        error = f"{describe(status)} from {endpoint}{suffix}"
+        error = f"{status_text(status)} from {endpoint}{suffix}"
         if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
             self._refuse(exchange, Outcome(fate, error, may_split=status in SPLITTABLE))
@@ -441,7 +441,7 @@ class HttpSink:
         self._settle(exchange, outcome)
 
     def _redirection(
-        self, exchange: _Exchange, endpoint: Endpoint, answer: Answer
+        self, exchange: _Exchange, endpoint: Endpoint, answer: HttpReply
     ) -> Endpoint | None:
         """Return the target of a redirect that keeps method and body and that the user allows."""
         try:

@@ -26,10 +26,10 @@ from nsqtools.forward.http_pool import (
     MAX_IDLE,
     PRIVATE,
     TICK_S,
-    Answer,
-    Done,
     HttpPool,
-    is_allowed,
+    HttpReply,
+    OnReply,
+    may_connect_to,
 )
 from nsqtools.forward.http_requests import HttpRequest, split_url
 from nsqtools.http.exchange import with_time_shares
@@ -74,7 +74,7 @@ class _Network(httpcore.AnyIOBackend):
         except (OSError, UnicodeError) as exc:
             raise httpcore.ConnectError(str(exc)) from exc
         ips = [str(info[4][0]) for info in infos]
-        ips = [ip for ip in ips if is_allowed(ip, allows_private=self._allows_private)]
+        ips = [ip for ip in ips if may_connect_to(ip, allows_private=self._allows_private)]
         error: Exception = _Forbidden(PRIVATE)
         for ip, share_s in with_time_shares(ips, lambda: ends_at_s - loop.time()):
             try:
@@ -119,11 +119,13 @@ class _Transfer:
         finally:
             await self.head.aclose()
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpReply:
         """Return the response that `run` has got."""
         assert self.head is not None
         fields = {name.lower(): value.decode("latin-1") for name, value in self.head.headers}
-        return Answer(self.head.status, fields.get(b"retry-after", ""), fields.get(b"location", ""))
+        return HttpReply(
+            self.head.status, fields.get(b"retry-after", ""), fields.get(b"location", "")
+        )
 
 
 class _Connections:
@@ -195,7 +197,7 @@ class HttpcorePool(HttpPool):
         self._loop: asyncio.AbstractEventLoop
         self._woken = asyncio.Event()
 
-    def send(self, request: HttpRequest, done: Done) -> None:
+    def send(self, request: HttpRequest, done: OnReply) -> None:
         task = self._loop.create_task(self._send(request, done))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -241,7 +243,7 @@ class HttpcorePool(HttpPool):
         if not task.cancelled() and isinstance(exc := task.exception(), Exception):
             self.failure = exc
 
-    async def _send(self, request: HttpRequest, done: Done) -> None:
+    async def _send(self, request: HttpRequest, done: OnReply) -> None:
         transfer = _Transfer(request)
         connections = self._connections_for(request)
         error, is_forbidden = "", False
@@ -255,10 +257,10 @@ class HttpcorePool(HttpPool):
         if not error:
             answer = transfer.answer()
         elif was_sent:
-            answer = Answer(0, error=f"{name}: {error}")
+            answer = HttpReply(0, error=f"{name}: {error}")
         else:
             error = f"cannot connect to {name} ({error})"
-            answer = Answer(0, error=error, was_sent=False, is_forbidden=is_forbidden)
+            answer = HttpReply(0, error=error, was_sent=False, is_forbidden=is_forbidden)
         self._calls.append(partial(done, answer, transfer.sent > 1))
         self._woken.set()
 

@@ -189,7 +189,7 @@ def renamer(destination: str | None, texts: Sequence[str]) -> Callable[[str], st
 
 _EDGE = re.compile(r"\(to-nsq (?P<topic>\S+) at (?P<places>[^)]*)\)")
 
-Place = tuple[str, str]  # the name of an nsqd, and a topic
+PublishTarget = tuple[str, str]  # the name of an nsqd, and a topic
 # Stats are reused for this long: a pattern may add many topics at the same moment, and each query
 # of a daemon that hangs delays the forwarder.
 LOOK_S = 5.0
@@ -209,7 +209,9 @@ class LoopGuard:
     _next_query_s: float = 0.0
     _sources: Collection[str] = ()  # the names of nsqd
     _places: Collection[str] = ()
-    _edges: dict[Place, set[Place]] = field(default_factory=dict)  # of other forwarders
+    _edges: dict[PublishTarget, set[PublishTarget]] = field(
+        default_factory=dict
+    )  # of other forwarders
     _checked: set[str] = field(default_factory=set)  # topics
 
     def user_agent(self, topic: str) -> str:

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
-from nsqtools.client.attempts import Key, keys_of
+from nsqtools.client.attempts import MessageKey, keys_of
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
@@ -94,7 +94,7 @@ class Parcel:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[MessageKey]:
         """Yield the identity of each message."""
         return keys_of(self.messages)
 

@@ -85,7 +85,7 @@ class StreamedResponse(NamedTuple):
     pieces: AsyncGenerator[bytes, None]
 
 
-Handler = Callable[["Request"], Response | Awaitable[Response | None] | None]
+RouteHandler = Callable[["Request"], Response | Awaitable[Response | None] | None]
 """None is an empty response."""
 
 
@@ -107,7 +107,7 @@ class Request:
     common_name: str = ""  # of the client's certificate
     option: str = ""
     body: bytes | None = b""
-    handler: Handler = lambda request: _refuse(404, "NOT_FOUND")
+    handler: RouteHandler = lambda request: _refuse(404, "NOT_FOUND")
     limit: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
@@ -170,7 +170,7 @@ def _parse_query(text: str) -> Mapping[str, str]:
     return query
 
 
-Handlers = Mapping[tuple[str, str], Handler]
+Handlers = Mapping[tuple[str, str], RouteHandler]
 
 
 def text_response(text: str | bytes) -> Response:
@@ -220,7 +220,7 @@ class HTTPApi:
 
     handlers: Handlers
     log: RequestLog
-    body_limits: Mapping[Handler, int] = field(default_factory=dict)
+    body_limits: Mapping[RouteHandler, int] = field(default_factory=dict)
     tls_required_port: int | None = None
     own_names: Collection[str] | None = None
 
@@ -245,7 +245,7 @@ class HTTPApi:
                 response = _refuse(405, "METHOD_NOT_ALLOWED")
             request.handler = lambda request: response._replace(fields=fields + response.fields)
 
-    def _match(self, method: str, path: str) -> tuple[Handler, str] | None:
+    def _match(self, method: str, path: str) -> tuple[RouteHandler, str] | None:
         if (handler := self.handlers.get((method, path))) is not None:
             return handler, ""
         head, _, last = path.rpartition("/")
@@ -888,7 +888,7 @@ async def serve_api(
     broadcast_address: str,
     *,
     tls_context: SSLContext | None = None,
-    body_limits: Mapping[Handler, int] | None = None,
+    body_limits: Mapping[RouteHandler, int] | None = None,
     tls_required_port: int | None = None,
 ) -> HTTPServer:
     """Start serving the API of a daemon.

@@ -38,11 +38,11 @@ ACCEPT_RETRY_S = 0.5
 PLAIN = "text/plain; charset=utf-8"
 
 # Status, content type and text.
-Answer = tuple[HTTPStatus, str, str]
+MonitorReply = tuple[HTTPStatus, str, str]
 
 
 @contextmanager
-def serving(
+def serving_monitor(
     listen: str,
     metrics: Callable[[], Iterable[Metric]],
     probes: Mapping[str, Callable[[], tuple[bool, str]]],
@@ -52,7 +52,7 @@ def serving(
     Raises `ConfigurationError` when it cannot listen.
     """
 
-    def answer(path: str) -> Answer:
+    def answer(path: str) -> MonitorReply:
         if path == "/metrics":
             return HTTPStatus.OK, CONTENT_TYPE, encode_metrics(metrics())
         if probe := probes.get(path):
@@ -95,7 +95,7 @@ class _Server(ThreadingTCPServer):  # HTTPServer looks the host's name up, and c
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: Address, answer: Callable[[str], Answer]) -> None:
+    def __init__(self, address: Address, answer: Callable[[str], MonitorReply]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.answer = answer
         self._began: dict[socket.socket, float] = {}

@@ -71,14 +71,14 @@ def service(
     with ExitStack() as stack:
         stack.callback(supervised.write_metrics)
         if listen_http is not None:
-            from nsqtools.http.monitor import serving
+            from nsqtools.http.monitor import serving_monitor
 
             probes = {
                 "/health": supervised.health,
                 "/ready": supervised.health,
                 "/live": supervised.liveness,
             }
-            served = serving(listen_http, metrics, probes)
+            served = serving_monitor(listen_http, metrics, probes)
             supervised.address = stack.enter_context(served)
             log.info("serving http://%s/metrics, /health, /ready and /live", supervised.address)
         yield supervised

@@ -20,14 +20,14 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-Matches = Callable[[str], object]
+Matcher = Callable[[str], object]
 """Whether a pattern matches anywhere in a name, as truth."""
 
 _MAX_RE2_GROUPS = 1000  # Go nests no more, and re2 takes the square of the depth to compile them
 _QUOTED_OR_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
 
 
-def compile_go_regexp(pattern: str) -> Matches:
+def compile_go_regexp(pattern: str) -> Matcher:
     """Compile a pattern. Raises ``ValueError`` with the reason to refuse it."""
     try:
         import re2
@@ -46,7 +46,7 @@ def compile_go_regexp(pattern: str) -> Matches:
             raise re2.error(b"invalid named capture")
     except re2.error as exc:
         raise ValueError(exc.args[0].decode("utf-8", "replace")) from exc
-    matches: Matches = compiled.search
+    matches: Matcher = compiled.search
     return matches
 
 
@@ -92,7 +92,7 @@ _Step = Callable[[_Name, int], int]
 """From the positions before a part of the pattern to those after it."""
 
 
-def compile_plain_regexp(pattern: str) -> Matches:
+def compile_plain_regexp(pattern: str) -> Matcher:
     """Compile a pattern. Raises ``ValueError`` if it is invalid or outside the syntax."""
     step = _Parser(pattern).parse()
 

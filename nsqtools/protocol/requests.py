@@ -55,7 +55,7 @@ class LineTooLong(Exception):
     """A line without a newline in its first 16384 bytes: nsqd closes without an answer."""
 
 
-class Request(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line, and the position in ``data`` where its body would begin."""
 
     words: list[bytes]
@@ -64,7 +64,7 @@ class Request(NamedTuple):
     start: int  # of the line
 
 
-def read_request(data: bytes, position: int) -> Request:
+def read_request(data: bytes, position: int) -> CommandLine:
     """Split the command line at ``position`` into words, including empty words."""
     newline = data.find(b"\n", position, position + MAX_LINE_LENGTH)
     if newline < 0:
@@ -73,7 +73,7 @@ def read_request(data: bytes, position: int) -> Request:
             raise LineTooLong
         raise Incomplete(position, have + 1)
     end = newline - 1 if newline > position and data[newline - 1] == 13 else newline
-    return Request(data[position:end].split(b" "), data, newline + 1, position)
+    return CommandLine(data[position:end].split(b" "), data, newline + 1, position)
 
 
 class AnswerRun(NamedTuple):
@@ -107,8 +107,8 @@ def read_size(data: bytes, position: int, start: int, unreadable: RequestError) 
     return _SIZE.unpack_from(data, position)[0], after
 
 
-def read_body(
-    request: Request, command: str, max_body_size: int, min_body_size: int = 1
+def read_sized_body(
+    request: CommandLine, command: str, max_body_size: int, min_body_size: int = 1
 ) -> tuple[bytes, int]:
     """Read the sized body of IDENTIFY or AUTH.
 
@@ -125,7 +125,7 @@ def read_body(
     return _take(request, size, "E_BAD_BODY", f"{command} failed to read body")
 
 
-def read_message(request: Request, command: str, max_msg_size: int) -> tuple[bytes, int]:
+def read_message(request: CommandLine, command: str, max_msg_size: int) -> tuple[bytes, int]:
     """Read the sized message of PUB or DPUB."""
     _, data, position, start = request
     after = position + 4
@@ -140,7 +140,7 @@ def read_message(request: Request, command: str, max_msg_size: int) -> tuple[byt
     return _take(request, size, "E_BAD_MESSAGE", f"{command} failed to read message body")
 
 
-def _take(request: Request, size: int, code: str, text: str) -> tuple[bytes, int]:
+def _take(request: CommandLine, size: int, code: str, text: str) -> tuple[bytes, int]:
     _, data, position, start = request
     after = position + 4 + size
     if len(data) < after:
@@ -315,7 +315,7 @@ class BodiesReader:
         return Incomplete(position, size + 4, error) if is_cut else error
 
 
-def read_multi_publish_size(request: Request, max_body_size: int) -> int:
+def read_multi_publish_size(request: CommandLine, max_body_size: int) -> int:
     """Check the outer size of MPUB's body and return the position after it.
 
     nsqd only checks this size: the count and the sizes of the messages determine where the body
@@ -425,15 +425,15 @@ _KINDS: dict[str, type | range] = {
 }
 
 
-def read_trimmed_request(data: bytes, position: int) -> Request:
+def read_trimmed_request(data: bytes, position: int) -> CommandLine:
     """Read the command line at ``position`` as nsqlookupd does."""
     request = read_request(data, position)
     return request._replace(words=b" ".join(request.words).strip().split(b" "))
 
 
-def read_identify(request: Request) -> tuple[PeerInfo, int]:
+def read_identify(request: CommandLine) -> tuple[PeerInfo, int]:
     """Read the body of IDENTIFY, and return the position after it."""
-    body, position = read_body(request, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
+    body, position = read_sized_body(request, "IDENTIFY", MAX_IDENTIFY_SIZE, 0)
     try:
         info = _peer_info(body)
     except ValueError as exc:
@@ -443,7 +443,7 @@ def read_identify(request: Request) -> tuple[PeerInfo, int]:
     return info, position
 
 
-def topic_and_channel(request: Request) -> tuple[str, str]:
+def topic_and_channel(request: CommandLine) -> tuple[str, str]:
     """Check the parameters of REGISTER and UNREGISTER; the channel may be ``""``."""
     words, *_ = request
     command = words[0]

@@ -53,7 +53,7 @@ PIPE_SIZE = 1 << 20
 # How long a stop may go unnoticed while no input arrives.
 STOP_CHECK_S = 0.2
 
-Record = TypeVar("Record")
+InputRecord = TypeVar("InputRecord")
 Content = TypeVar("Content")
 
 
@@ -78,7 +78,7 @@ START = InputPlace(0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)
-class InputBatch(Generic[Record]):
+class InputBatch(Generic[InputRecord]):
     """Records that were read together, with the indexes of the unconfirmed ones.
 
     ``pending`` counts the unfinished publishes of the batch, plus one until all have been started.
@@ -87,7 +87,7 @@ class InputBatch(Generic[Record]):
     ``start`` and ``end`` are the positions of the input before and after the batch.
     """
 
-    records: Sequence[Record]
+    records: Sequence[InputRecord]
     start: InputPlace = START
     end: InputPlace = START
     retryable: set[int] = field(default_factory=set)
@@ -133,7 +133,7 @@ class RecordSource:
             if file < self.place.file:
                 continue
             name = "standard input" if path == "-" else path
-            with translating_errors("read", name):
+            with translating_file_errors("read", name):
                 # A blocking open of a FIFO would wait for its writer and delay a stop.
                 descriptor = os.dup(0) if path == "-" else os.open(path, os.O_NONBLOCK)
             if path != "-":
@@ -162,7 +162,7 @@ class RecordSource:
                 if self._records:
                     yield self._next_batch()
                 continue
-            with translating_errors("read", name):
+            with translating_file_errors("read", name):
                 chunk = os.read(descriptor, READ_SIZE)
             records = splitter.feed(chunk) if chunk else splitter.end()
             if not chunk:
@@ -189,7 +189,7 @@ class RecordSource:
 
 
 @contextmanager
-def translating_errors(verb: str, name: str | Path) -> Iterator[None]:
+def translating_file_errors(verb: str, name: str | Path) -> Iterator[None]:
     """Turn an ``OSError`` into an `OutputError` that names the action and the file."""
     try:
         yield
@@ -215,7 +215,7 @@ def read_checkpoint(
     Raises `OutputError`, and `ConfigurationError` for a file that ``command`` has not written.
     """
     with (
-        translating_errors("read", path),
+        translating_file_errors("read", path),
         suppress(ValueError, LookupError, TypeError, AttributeError),
     ):
         try:
@@ -235,9 +235,9 @@ def locked_checkpoint(checkpoint: Path) -> Iterator[None]:
     The lock is on a second file, because the checkpoint itself is replaced. Raises `OutputError`.
     """
     # A device is refused before a lock file is created next to it.
-    with translating_errors("read", checkpoint), suppress(FileNotFoundError):
+    with translating_file_errors("read", checkpoint), suppress(FileNotFoundError):
         open_to_read(checkpoint).close()
-    with translating_errors("write", checkpoint.absolute()):
+    with translating_file_errors("write", checkpoint.absolute()):
         descriptor = lock_file(Path(f"{checkpoint}.lock"))
     if descriptor is None:
         raise OutputError(
@@ -249,7 +249,7 @@ def locked_checkpoint(checkpoint: Path) -> Iterator[None]:
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Replace a checkpoint durably. Raises `OutputError`."""
-    with translating_errors("write", path):
+    with translating_file_errors("write", path):
         replace_file(path, json.dumps(content, indent=1).encode())
 
 
@@ -330,7 +330,7 @@ class InputCheckpoint:
             return sha256().hexdigest()
         path = self._files[place.file]
         with (
-            translating_errors("read", path),
+            translating_file_errors("read", path),
             suppress(FileNotFoundError),
             open(path, "rb") as file,
         ):

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, Self
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.protocol.names import check_topic
-from nsqtools.publish.input import InputBatch, Record, translating_errors
+from nsqtools.publish.input import InputBatch, InputRecord, translating_file_errors
 from nsqtools.publish.publisher import (
     PublishBatch,
     PublishCounts,
@@ -49,7 +49,7 @@ class OutgoingMessage(NamedTuple):
     error: str = ""
 
 
-class PublishJob(Generic[Record]):
+class PublishJob(Generic[InputRecord]):
     """One run of publishing; call `run` once.
 
     Args:
@@ -73,11 +73,11 @@ class PublishJob(Generic[Record]):
         self,
         publisher: Publisher,
         topic: str = "",
-        read: Callable[[Record], OutgoingMessage | None] | None = None,
+        read: Callable[[InputRecord], OutgoingMessage | None] | None = None,
         *,
         unsent: UnsentFiles | None = None,
         format_record: Callable[[Any], bytes] = bytes,
-        on_batch_ended: Callable[[InputBatch[Record]], None] | None = None,
+        on_batch_ended: Callable[[InputBatch[InputRecord]], None] | None = None,
         dry_run: bool = False,
         warn: Callable[[str], None] = lambda format_record: None,
         on_progress: Callable[[], None] = lambda: None,
@@ -97,9 +97,9 @@ class PublishJob(Generic[Record]):
         self._is_stuck = False
         self._limit = publisher.client_options.publish_max_msg_size
         self._records_read = 0
-        self._open_batches: deque[InputBatch[Record]] = deque()
+        self._open_batches: deque[InputBatch[InputRecord]] = deque()
 
-    def run(self, batches: Iterable[InputBatch[Record]]) -> PublishCounts:
+    def run(self, batches: Iterable[InputBatch[InputRecord]]) -> PublishCounts:
         """Publish everything and return the counts.
 
         Raises `OutputError` for input that cannot be read and files that cannot be written.
@@ -133,7 +133,7 @@ class PublishJob(Generic[Record]):
         is_lost = publisher.has_given_up and self._unsent is None
         return publisher.is_stopped or self._is_stuck or is_lost
 
-    def _publish_batch(self, batch: InputBatch[Record]) -> None:
+    def _publish_batch(self, batch: InputBatch[InputRecord]) -> None:
         publisher = self._publisher
         if publisher.has_given_up:
             # Earlier records must come first in the unsent file.
@@ -161,7 +161,7 @@ class PublishJob(Generic[Record]):
 
     def _publish(
         self,
-        batch: InputBatch[Record],
+        batch: InputBatch[InputRecord],
         topic: str,
         indexes: Sequence[int],
         bodies: list[bytes],
@@ -200,7 +200,7 @@ class PublishJob(Generic[Record]):
                 raise
 
     def _read_batch(
-        self, batch: InputBatch[Record]
+        self, batch: InputBatch[InputRecord]
     ) -> list[tuple[str, Sequence[int], list[bytes], list[MessageLike]]]:
         """Return the valid messages by topic, as indexes in the batch, bodies, and origins."""
         records: Sequence[Any] = batch.records
@@ -359,7 +359,7 @@ class _AppendedFile:
         self._name = name
         self._buffer = bytearray()
         self._is_synced = True
-        with translating_errors("write", self._name):
+        with translating_file_errors("write", self._name):
             self._open()
 
     def _open(self) -> None:
@@ -384,7 +384,7 @@ class _AppendedFile:
 
     def _flush(self) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
-        with translating_errors("write", self._name):
+        with translating_file_errors("write", self._name):
             # The file was moved or deleted during the run, for instance by logrotate.
             if self._is_regular and not self.is_file(self._name):
                 old_descriptor = self._descriptor
@@ -404,7 +404,7 @@ class _AppendedFile:
             return
         self._flush()
         if self._is_regular:
-            with translating_errors("write", self._name):
+            with translating_file_errors("write", self._name):
                 os.fsync(self._descriptor)
         self._is_synced = True
 

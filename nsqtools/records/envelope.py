@@ -68,7 +68,7 @@ class MessageLike(Protocol):
     def body(self) -> bytes: ...
 
 
-quote = getattr(json.encoder, "encode_basestring", json.JSONEncoder(ensure_ascii=False).encode)
+quote_json = getattr(json.encoder, "encode_basestring", json.JSONEncoder(ensure_ascii=False).encode)
 
 UINT16 = range(2**16)
 
@@ -86,15 +86,15 @@ class Envelope(NamedTuple):
 
 def encode_many(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
     """Return one line for each message, each with a newline."""
-    head = f'{{"topic": {quote(topic)}, "nsqd": {quote(nsqd)}, "id": '
+    head = f'{{"topic": {quote_json(topic)}, "nsqd": {quote_json(nsqd)}, "id": '
     lines = []
     for message in messages:
         try:
-            body = f'"body": {quote(message.body.decode())}'
+            body = f'"body": {quote_json(message.body.decode())}'
         except UnicodeDecodeError:
             body = f'"body64": "{b2a_base64(message.body, newline=False).decode()}"'
         lines.append(
-            f'{head}{quote(message.id.decode("latin-1"))}, "ts": {message.timestamp_ns},'
+            f'{head}{quote_json(message.id.decode("latin-1"))}, "ts": {message.timestamp_ns},'
             f' "attempts": {message.attempts}, {body}}}\n'
         )
     return "".join(lines).encode()
@@ -177,7 +177,7 @@ def encode_dead_letter(
     """Return the line of a dead letter, with a newline."""
     envelope = encode_many(topic, nsqd, [message])
     # A text that was not UTF-8 may contain half of a surrogate pair, which cannot be encoded.
-    reason = quote(error.encode("utf-8", "replace").decode())
+    reason = quote_json(error.encode("utf-8", "replace").decode())
     return envelope[:-2] + f', "error": {reason}, "failed_at": {failed_at_ns}}}\n'.encode()
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Value = float | int | str
-Sample = tuple[Mapping[str, str], Value] | tuple[Mapping[str, str], Value, str]
+MetricSample = tuple[Mapping[str, str], Value] | tuple[Mapping[str, str], Value, str]
 """Labels, a value, and in a histogram the suffix of the name, such as ``_sum``."""
 
 
@@ -18,10 +18,10 @@ class Metric(NamedTuple):
     name: str
     kind: str
     help: str
-    samples: Iterable[Sample]
+    samples: Iterable[MetricSample]
 
 
-def metric_of(name: str, help: str, samples: Iterable[Sample]) -> Metric:
+def metric_of(name: str, help: str, samples: Iterable[MetricSample]) -> Metric:
     """Return a metric; by convention, the name of a counter ends with ``_total``."""
     return Metric(name, "counter" if name.endswith("_total") else "gauge", help, samples)
 

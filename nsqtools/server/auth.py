@@ -21,9 +21,9 @@ import httpx
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import adding_path_to_errors
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
-from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
+from nsqtools.protocol.go_regexp import Matcher, compile_go_regexp
 from nsqtools.protocol.names import shown_url
-from nsqtools.protocol.requests import Request, read_body
+from nsqtools.protocol.requests import CommandLine, read_sized_body
 from nsqtools.protocol.text import INT64, go_json, quote
 from nsqtools.server.client_connection import ClientConnection, Pause
 from nsqtools.server.daemon_log import DaemonLog
@@ -43,8 +43,8 @@ class AuthFailed(Exception):
 class AuthGrant(NamedTuple):
     """One entry of an answer, with patterns that match anywhere in a name."""
 
-    topic: Matches
-    channels: tuple[Matches, ...]
+    topic: Matcher
+    channels: tuple[Matcher, ...]
     permissions: frozenset[str]
 
 
@@ -133,7 +133,7 @@ def _authorization(entry: dict[str, Any]) -> AuthGrant:
     )
 
 
-def compile_pattern(kind: str, pattern: str) -> Matches:
+def compile_pattern(kind: str, pattern: str) -> Matcher:
     """Compile a pattern of names. Raises `AuthFailed` for a pattern that `go_regexp` refuses."""
     try:
         return compile_go_regexp(pattern)
@@ -159,11 +159,11 @@ class ClientAuthorization:
     state: AuthState | None = None
     query: str = field(default="", repr=False)  # what auth servers learn of the client
 
-    def authenticate(self, request: Request) -> int:
+    def authenticate(self, request: CommandLine) -> int:
         """Run AUTH. Raises `RequestError` or `Pause`."""
         if len(request.words) != 1:
             raise RequestError("E_INVALID", "AUTH invalid number of parameters")
-        secret, position = read_body(request, "AUTH", self.nsqd.options.max_body_size)
+        secret, position = read_sized_body(request, "AUTH", self.nsqd.options.max_body_size)
         if self.state and self.state.authorizations:
             raise RequestError("E_INVALID", "AUTH already set")
         if self.servers is None:

@@ -181,14 +181,14 @@ class DurableQueue(NamedTuple):
     last_turn: int = 0
 
 
-Row = tuple[int, int, int, int, bytes]
+MessageRow = tuple[int, int, int, int, bytes]
 """A message of a queue: (queue, due time in ns or 0, turn, attempts made, frame)."""
 
 
 class StoredRow(NamedTuple):
     """A message with the row of its body, if that is in the table of bodies."""
 
-    row: Row
+    row: MessageRow
     body: int | None = None
     head: bytes = b""
     """The column of the frame"""
@@ -224,11 +224,11 @@ class Publish(NamedTuple):
     publish, and ``counts`` has their number by queue.
     """
 
-    rows: list[Row]
+    rows: list[MessageRow]
     replaced: list[tuple[int, int, int]]
     on_committed: Committed
     is_admitted: bool
-    make_rows: Callable[[], Iterable[list[Row]]] = tuple
+    make_rows: Callable[[], Iterable[list[MessageRow]]] = tuple
     counts: Mapping[int, int] = MappingProxyType({})
 
 
@@ -313,7 +313,7 @@ class Database:
                 (number, name, is_paused, _name_crc(number, name)),
             )
         finished = list(step.finished)
-        rows: list[Row] = []
+        rows: list[MessageRow] = []
         for publish in publishes:
             finished += publish.replaced
             rows += publish.rows
@@ -355,7 +355,7 @@ class Database:
         if counts:
             run(_COUNT, {"rows": json.dumps(counts)})
 
-    def _insert(self, rows: Iterable[Row], verb: str = "INSERT") -> None:
+    def _insert(self, rows: Iterable[MessageRow], verb: str = "INSERT") -> None:
         """Insert messages. A frame that is in several queues is passed to SQLite once."""
         # By queue, row of bodies or 0, and turn.
         new: dict[int, dict[int, dict[int, int]]] = {}
@@ -754,7 +754,7 @@ def read_queues(path: Path) -> list[DurableQueue]:
     return read_patiently(path, read)
 
 
-def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
+def all_rows(path: Path, queue: int | None = None) -> Iterator[MessageRow]:
     """Yield every intact message, as `stored_rows` does."""
     return (stored.row for stored in stored_rows(path, queue))
 

@@ -35,7 +35,7 @@ from nsqtools.server.durable_database import (
     UNFINISHED,
     Database,
     DurableQueue,
-    Row,
+    MessageRow,
     StoredRow,
     copy_readable,
     create_database,
@@ -183,7 +183,7 @@ class DurablePath:
         written_ns = max((path.stat().st_mtime_ns for path in files), default=0)
         return written_ns + _MTIME_LAG_NS
 
-    def begin(self, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> Path:
+    def begin(self, queues: Iterable[DurableQueue], rows: Iterable[MessageRow]) -> Path:
         """Write a new database and name it. Raises `OutputError`, ``OSError``."""
         path = self._next()
         try:

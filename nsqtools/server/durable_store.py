@@ -38,8 +38,8 @@ from nsqtools.server.durable_database import (
     Changes,
     Committed,
     Database,
+    MessageRow,
     Publish,
-    Row,
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
@@ -183,7 +183,7 @@ class DurableStore:
         dues_ns: Iterable[int],
         on_committed: Committed,
         replaced: Sequence[tuple[int, int, int]] = (),
-        rows: Sequence[Row] = (),
+        rows: Sequence[MessageRow] = (),
         *,
         is_admitted: bool = False,
     ) -> None:
@@ -223,7 +223,7 @@ class DurableStore:
         stored = [backlog for backlog in backlogs if isinstance(backlog, DurableBacklog)]
         starts = {backlog.number: backlog.reserve_turns(count) for backlog in stored}
 
-        def make_rows() -> Iterator[list[Row]]:
+        def make_rows() -> Iterator[list[MessageRow]]:
             made = 0
             for messages in large.make_messages():
                 yield [
@@ -561,7 +561,7 @@ class DurableBacklog(QueueBacklog):
         self.last_turn += count
         return start
 
-    def publish_written(self, rows: list[Row]) -> None:
+    def publish_written(self, rows: list[MessageRow]) -> None:
         """Add messages that have been committed, to memory as far as it has room."""
         if rows[0][1]:
             self.deferred_count += len(rows)

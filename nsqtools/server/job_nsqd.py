@@ -26,7 +26,7 @@ from nsqtools.errors import ConfigurationError, ConnectionFailed, OutputError
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE, WireMessage
 from nsqtools.protocol.names import LOOKUPD_TCP_PORT, Address, parse_address
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable_database import Row
+from nsqtools.server.durable_database import MessageRow
 from nsqtools.server.durable_store import DurableBacklog, DurableStore
 from nsqtools.server.embedded import DaemonThread
 from nsqtools.server.go_flags import read_config
@@ -208,7 +208,7 @@ class JobNsqd(DaemonThread[NsqdDaemon]):
         old_number, number, content = note or (0, 0, b"")
         # A row is checked like a frame, and no frame is shorter than a message without a body.
         padded = content.ljust(MIN_MESSAGE_SIZE + 8)
-        new_rows: list[Row] = [(0, 0, number, 0, padded)] if note else []
+        new_rows: list[MessageRow] = [(0, 0, number, 0, padded)] if note else []
         old_rows = [(0, 0, old_number)] if old_number else []
 
         async def store(daemon: NsqdDaemon) -> None:

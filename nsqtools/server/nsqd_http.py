@@ -18,10 +18,10 @@ from functools import partial
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.debug_pages import DEBUG_HANDLERS
 from nsqtools.http.http_server import (
-    Handler,
     HTTPRefusal,
     Request,
     Response,
+    RouteHandler,
     json_response,
     metrics_response,
     plain_response,
@@ -77,7 +77,7 @@ class NsqdHTTP:
             value = option.metadata["kind"].wire(getattr(options, option.name))
             self._config.setdefault(option.metadata["key"] or option.name, value)
 
-    def body_limits(self) -> dict[Handler, int]:
+    def body_limits(self) -> dict[RouteHandler, int]:
         """Return the largest body of the handlers that read one."""
         options = self._options
         return {
@@ -86,7 +86,7 @@ class NsqdHTTP:
             self.set_config: min(options.max_msg_size, _MAX_SETTING_BYTES),
         }
 
-    def handlers(self) -> dict[tuple[str, str], Handler]:
+    def handlers(self) -> dict[tuple[str, str], RouteHandler]:
         """Return the handlers by method and path."""
         return {
             ("GET", "/ping"): self.ping,

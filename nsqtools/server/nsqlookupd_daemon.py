@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from nsqtools.http.debug_pages import DEBUG_HANDLERS
 from nsqtools.http.http_server import (
-    Handler,
     HTTPRefusal,
     Request,
     Response,
+    RouteHandler,
     json_response,
     metrics_response,
     plain_response,
@@ -87,7 +87,7 @@ class LookupProtocolV1(ConnectionProtocol):
 
     # commands
 
-    def _ping(self, request: requests.Request) -> int:
+    def _ping(self, request: requests.CommandLine) -> int:
         if self._peer is not None:
             previous_ns, self._peer.last_update_ns = self._peer.last_update_ns, steady_ns()
             interval = go_duration(self._peer.last_update_ns - previous_ns)
@@ -95,7 +95,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._connection.send(_OK)
         return request.position
 
-    def _identify(self, request: requests.Request) -> int:
+    def _identify(self, request: requests.CommandLine) -> int:
         if self._peer is not None:
             raise RequestError("E_INVALID", "cannot IDENTIFY again")
         info, position = read_identify(request)
@@ -109,7 +109,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._connection.send(sized(self._own_info.encode()))
         return position
 
-    def _register(self, request: requests.Request) -> int:
+    def _register(self, request: requests.CommandLine) -> int:
         """Execute REGISTER or UNREGISTER."""
         if self._peer is None:
             raise RequestError("E_INVALID", "client must IDENTIFY")
@@ -125,7 +125,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._connection.send(_OK)
         return request.position
 
-    _handlers: ClassVar[dict[bytes, Callable[[LookupProtocolV1, requests.Request], int]]] = {
+    _handlers: ClassVar[dict[bytes, Callable[[LookupProtocolV1, requests.CommandLine], int]]] = {
         b"PING": _ping,
         b"IDENTIFY": _identify,
         b"REGISTER": _register,
@@ -166,7 +166,7 @@ class NsqlookupdHTTP:
         self._registrations = daemon.registrations
         self._log = daemon.log
 
-    def handlers(self) -> dict[tuple[str, str], Handler]:
+    def handlers(self) -> dict[tuple[str, str], RouteHandler]:
         """Return the handlers by method and path."""
         return {
             ("GET", "/ping"): self.ping,

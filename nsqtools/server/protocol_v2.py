@@ -30,19 +30,19 @@ from nsqtools.protocol.frames import (
 )
 from nsqtools.protocol.requests import (
     BodiesReader,
+    CommandLine,
     Incomplete,
-    Request,
     as_int64,
     channel_name,
     check_multi_publish,
     message_id,
     parse_uint64,
     read_answers,
-    read_body,
     read_message,
     read_multi_publish_size,
     read_publishes,
     read_request,
+    read_sized_body,
     topic_name,
 )
 from nsqtools.server.auth import AuthServers, ClientAuthorization
@@ -75,7 +75,7 @@ def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
     return topic
 
 
-def _require_words(command: str, request: Request, words: int) -> None:
+def _require_words(command: str, request: CommandLine, words: int) -> None:
     if len(request.words) < words:
         raise RequestError("E_INVALID", f"{command} insufficient number of parameters")
 
@@ -137,20 +137,20 @@ class PublishCommands:
         self._answer(stored, command, topic, count, end - position, answers)
         return end
 
-    def publish(self, request: Request) -> int:
+    def publish(self, request: CommandLine) -> int:
         """Execute PUB."""
         _require_words("PUB", request, 2)
         topic, position = self._publish_one("PUB", topic_name("PUB", request.words[1]), request)
         self._remember(request, topic)
         return position
 
-    def _remember(self, request: Request, topic: Topic) -> None:
+    def _remember(self, request: CommandLine, topic: Topic) -> None:
         if self._authorization.servers is None and len(request.words) == 2:
             self._lines = self._nsqd.publish_lines
             self._lines[request.data[request.start : request.position]] = topic
 
     def _publish_one(
-        self, command: str, name: str, request: Request, delay_s: float = 0.0
+        self, command: str, name: str, request: CommandLine, delay_s: float = 0.0
     ) -> tuple[Topic, int]:
         # nsqd reads the body before it checks the permission.
         body, position = read_message(request, command, self._options.max_msg_size)
@@ -159,7 +159,7 @@ class PublishCommands:
         self._put(command, topic, topic.new_messages([body]), delay_s)
         return topic, position
 
-    def deferred_publish(self, request: Request) -> int:
+    def deferred_publish(self, request: CommandLine) -> int:
         """Execute DPUB."""
         _require_words("DPUB", request, 3)
         name = topic_name("DPUB", request.words[1])
@@ -171,7 +171,7 @@ class PublishCommands:
             raise RequestError("E_INVALID", text)
         return self._publish_one("DPUB", name, request, delay_s)[1]
 
-    def multi_publish(self, request: Request) -> int:
+    def multi_publish(self, request: CommandLine) -> int:
         """Execute MPUB."""
         _require_words("MPUB", request, 2)
         try:
@@ -376,10 +376,10 @@ class ProtocolV2(ConnectionProtocol):
         if self.state not in allowed:
             raise RequestError("E_INVALID", f"cannot {command} in current state")
 
-    def _identify(self, request: Request) -> int:
+    def _identify(self, request: CommandLine) -> int:
         self._check_state("IDENTIFY", STATE_INIT)
         self.publishing.pause_until_confirmed(request.start)
-        body, position = read_body(request, "IDENTIFY", self._options.max_body_size)
+        body, position = read_sized_body(request, "IDENTIFY", self._options.max_body_size)
         identify = decode_identify(body)
         has_tls = self._context.tls_context is not None
         self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
@@ -409,14 +409,14 @@ class ProtocolV2(ConnectionProtocol):
         self.connection.send(OK_FRAME)
         return True
 
-    def _auth(self, request: Request) -> int:
+    def _auth(self, request: CommandLine) -> int:
         self._check_state("AUTH", STATE_INIT)
         self.publishing.pause_until_confirmed(request.start)
         return self.authorization.authenticate(request)
 
     # consuming
 
-    def _subscribe(self, request: Request) -> int:
+    def _subscribe(self, request: CommandLine) -> int:
         self._check_state("SUB", STATE_INIT)
         self.publishing.pause_until_confirmed(request.start)
         if not self.terms.heartbeat_s:
@@ -443,7 +443,7 @@ class ProtocolV2(ConnectionProtocol):
         assert self.subscription is not None
         return self.subscription
 
-    def _ready(self, request: Request) -> int:
+    def _ready(self, request: CommandLine) -> int:
         # nsqd ignores RDY after CLS.
         if self.state == STATE_CLOSING:
             return request.position
@@ -457,7 +457,7 @@ class ProtocolV2(ConnectionProtocol):
         subscription.set_ready_count(count)
         return request.position
 
-    def _answer(self, request: Request) -> int:
+    def _answer(self, request: CommandLine) -> int:
         """Execute a FIN, TOUCH or REQ that `read_answers` does not accept."""
         command = request.words[0]
         subscription = self._require_subscription(command.decode(), STATE_SUBSCRIBED, STATE_CLOSING)
@@ -497,7 +497,7 @@ class ProtocolV2(ConnectionProtocol):
         delay_ns = as_int64(delay_ms * 1_000_000)
         return min(max(0.0, delay_ns / 1_000_000_000), self._options.max_req_timeout)
 
-    def _close(self, request: Request) -> int:
+    def _close(self, request: CommandLine) -> int:
         subscription = self._require_subscription("CLS", STATE_SUBSCRIBED)
         self.publishing.pause_until_confirmed(request.start)
         subscription.set_ready_count(0)
@@ -506,7 +506,7 @@ class ProtocolV2(ConnectionProtocol):
         return request.position
 
     # An attribute of the class: with 10,000 clients a garbage collection would visit 10,000 dicts.
-    _handlers: ClassVar[dict[bytes, Callable[[ProtocolV2, Request], int]]] = {
+    _handlers: ClassVar[dict[bytes, Callable[[ProtocolV2, CommandLine], int]]] = {
         b"IDENTIFY": _identify,
         b"AUTH": _auth,
         b"SUB": _subscribe,

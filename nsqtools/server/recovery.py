@@ -18,7 +18,7 @@ from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
     DurableQueue,
-    Row,
+    MessageRow,
     all_rows,
     read_queues,
     remove_database,
@@ -40,7 +40,7 @@ from nsqtools.server.stored_queues import (
     DUE_FILE,
     READ,
     SET_ASIDE,
-    Part,
+    StoredPart,
     StoredQueue,
     StoredQueues,
     StoredRows,
@@ -140,7 +140,7 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
             copy_file(Path(where), copies[where])
         note(where, f"{problem}; {copies[where]} is a copy of it")
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[MessageRow]:
         for number, queue in enumerate(stored.queues, 1):
             due = stored.due.get(queue.name, {})
             parts = [part for part in queue.parts if part.state not in (READ, SET_ASIDE)]
@@ -169,7 +169,7 @@ def _clear_stored(data_path: Path, database: Path, log: DaemonLog) -> None:
     numbers = {queue.name: queue.number for queue in read_queues(database)}
     stored_digests: dict[str, set[bytes]] = {}
 
-    def has_all(queue: StoredQueue, part: Part) -> bool:
+    def has_all(queue: StoredQueue, part: StoredPart) -> bool:
         problems: list[str] = []
         if queue.name not in stored_digests:
             rows = StoredRows(database, database, numbers.get(queue.name, 0), 0)
@@ -188,7 +188,7 @@ def _clear_stored(data_path: Path, database: Path, log: DaemonLog) -> None:
 def _clear(
     data_path: Path,
     stored: StoredQueues,
-    is_stored: Callable[[StoredQueue, Part], bool],
+    is_stored: Callable[[StoredQueue, StoredPart], bool],
     log: DaemonLog,
 ) -> None:
     """Remove the queue files that are stored elsewhere, and set the others aside."""

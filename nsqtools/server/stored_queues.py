@@ -53,7 +53,7 @@ DUE_FILE = "nsqd.deferred"
 GOOD, ORPHANED, SET_ASIDE, READ = "good", "orphaned", "set aside", "read"
 """The states of a part; nsqd delivers only the `GOOD` ones."""
 
-Note = Callable[[str, str], None]
+OnNote = Callable[[str, str], None]
 """Called with a path and the problem there."""
 
 
@@ -81,7 +81,7 @@ class StoredFile:
     start: int = 0
     written: int | None = None
 
-    def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
+    def messages(self, note: OnNote, *, bodies: bool = True) -> Iterator[StoredMessage]:
         """Yield the intact messages. Without ``bodies`` these are empty, which is faster."""
         try:
             with QueueFile(self.path) as file:
@@ -118,7 +118,7 @@ class StoredRows:
     expected: int
     state: str = GOOD
 
-    def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
+    def messages(self, note: OnNote, *, bodies: bool = True) -> Iterator[StoredMessage]:
         """Yield the intact messages."""
         intact = 0
         try:
@@ -135,7 +135,7 @@ class StoredRows:
             note(str(self.path), f"{lost} of {self.expected} messages cannot be read")
 
 
-Part = StoredFile | StoredRows
+StoredPart = StoredFile | StoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class StoredQueue:
 
     topic: str
     channel: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StoredPart, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
     depth: int | None = None
     is_paused: bool = False
@@ -425,7 +425,7 @@ def digest(topic: str, message: StoredMessage) -> bytes:
     return blake2b(head + message.body, digest_size=16).digest()
 
 
-def _is_damaged(queue: StoredQueue, part: Part) -> bool:
+def _is_damaged(queue: StoredQueue, part: StoredPart) -> bool:
     problems: list[str] = []
     return (
         (isinstance(part, StoredRows) and bool(queue.problems))
@@ -435,7 +435,7 @@ def _is_damaged(queue: StoredQueue, part: Part) -> bool:
 
 
 def recovered(
-    queues: list[StoredQueue], note: Note, *, everything: bool = False
+    queues: list[StoredQueue], note: OnNote, *, everything: bool = False
 ) -> Iterator[tuple[str, StoredMessage]]:
     """Yield each message of damaged, orphaned and set aside parts once, with its topic.
 

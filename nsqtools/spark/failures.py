@@ -54,7 +54,7 @@ def spark_errors(settings: SparkSettings) -> Iterator[None]:
         raise
     except Exception as error:
         if is_sparks(error):
-            raise explain(error, settings) from error
+            raise nsq_error_of(error, settings) from error
         raise
 
 
@@ -68,7 +68,7 @@ def is_sparks(error: BaseException) -> bool:
     return any(module.startswith(("pyspark.", "py4j.")) for module in raising)
 
 
-def explain(error: BaseException, settings: SparkSettings) -> NsqError:
+def nsq_error_of(error: BaseException, settings: SparkSettings) -> NsqError:
     """Return the `NsqError` for an exception of Spark."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import AnalysisException

@@ -22,10 +22,10 @@ from nsqtools.files.durable import replace_file
 from nsqtools.spark.publishing.publish_task import PublishTask, SinkPlan, chunk_of, sink_plan
 from nsqtools.spark.publishing.row_outcomes import (
     PublishReport,
-    document,
+    report_document,
     require_all,
+    sum_of_reports,
     summary,
-    total,
 )
 
 log = logging.getLogger("nsqtools")
@@ -38,7 +38,7 @@ class PublishedRows(WriterCommitMessage):
         self.report = report
 
 
-def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> PublishedRows:
+def publish_task(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> PublishedRows:
     """Publish the rows of a task, in the process of the task. Raises `NsqError`."""
     context = TaskContext.get()
     assert context is not None
@@ -47,7 +47,7 @@ def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> Published
     return PublishedRows(task.run(chunk_of(batch, has_topic=has_topic) for batch in batches))
 
 
-def outcome_of(
+def collect_reports(
     messages: Iterable[WriterCommitMessage | None],
     what: str,
     path: Path | None = None,
@@ -55,11 +55,13 @@ def outcome_of(
     is_complete: bool = True,
 ) -> PublishReport:
     """Sum, log and store the reports of the successful tasks."""
-    report = total(message.report for message in messages if isinstance(message, PublishedRows))
+    report = sum_of_reports(
+        message.report for message in messages if isinstance(message, PublishedRows)
+    )
     # Logging is not configured in this process, and drops messages below a warning.
     log.warning("%s: %s", what, summary(report))
     if path is not None:
-        content = json.dumps(document(report, is_complete=is_complete), indent=1) + "\n"
+        content = json.dumps(report_document(report, is_complete=is_complete), indent=1) + "\n"
         with translating_errors("write", path):
             replace_file(path, content.encode())
     return report
@@ -72,15 +74,15 @@ class NsqWriter(DataSourceArrowWriter):
         self._plan = plan
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        return publish(self._plan, iterator)
+        return publish_task(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Sum the reports of the tasks. Raises `NsqError` if rows were not published."""
-        require_all(outcome_of(messages, "published", self._plan.outcome))
+        require_all(collect_reports(messages, "published", self._plan.outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Report the outcome of the successful tasks, which cannot be undone."""
-        outcome_of(messages, "failed", self._plan.outcome, is_complete=False)
+        collect_reports(messages, "failed", self._plan.outcome, is_complete=False)
 
 
 def plan_of(options: Mapping[str, str], schema: StructType) -> SinkPlan:

@@ -34,7 +34,7 @@ from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
-from nsqtools.spark.nsq_writer import outcome_of, plan_of, publish
+from nsqtools.spark.nsq_writer import collect_reports, plan_of, publish_task
 from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
 from nsqtools.spark.publishing.row_outcomes import require_all
 
@@ -153,7 +153,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         if self._problem:
             raise ConnectionFailed(self._problem)
-        return publish(self._plan, iterator)
+        return publish_task(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Sum the reports of the tasks. Raises `NsqError`, which ends the query.
@@ -163,11 +163,11 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         """
         if None in messages:
             raise ConfigurationError("with Trigger.Continuous a sink in Python gets no rows")
-        require_all(outcome_of(messages, f"published: batch {batchId}", self._plan.outcome))
+        require_all(collect_reports(messages, f"published: batch {batchId}", self._plan.outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Report the outcome of the successful tasks, which cannot be undone."""
-        outcome_of(messages, f"batch {batchId} failed")
+        collect_reports(messages, f"batch {batchId} failed")
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:

@@ -38,7 +38,7 @@ from nsqtools.archive.place import translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.slices import MESSAGE_KEY, anti_join, deduplicate, fit_to_schema
 from nsqtools.archive.table import Table, Tables
-from nsqtools.archive.table_writer import Draft, Messages, TablePlan, TableWriter, Unfit
+from nsqtools.archive.table_writer import Draft, TableMessages, TablePlan, TableWriter, Unfit
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.records.envelope import BodyKind
 
@@ -123,7 +123,7 @@ def _write(batches: Iterator[pyarrow.RecordBatch], plan: TablePlan, folder: Path
     tables = Tables(plan)
     rows = _TaskRows(batches, folder / "rows.arrow", plan.body)
     rows.drop_present(tables)
-    messages = Messages(rows.read, "a batch of messages", time_ns=time.time_ns)
+    messages = TableMessages(rows.read, "a batch of messages", time_ns=time.time_ns)
     # A repeated task must not replace files of the first one, whose sizes may be committed.
     stem = f"ingest-{uuid4().hex}"
     # Another writer may give a new column another type first. The next attempt reads it.

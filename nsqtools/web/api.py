@@ -157,14 +157,14 @@ def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
     """Return the document of a topic on one nsqd."""
     document = _queue_of(nsqd, topic.topic_name, topic)
     del document["message_bytes"]
-    channels = [channel_of(nsqd, topic.topic_name, channel, now_s) for channel in topic.channels]
+    channels = [api_channel(nsqd, topic.topic_name, channel, now_s) for channel in topic.channels]
     return document | {"channels": channels}
 
 
-def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> Document:
+def api_channel(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> Document:
     """Return the document of a channel on one nsqd."""
     clients = channel.clients and [
-        client_of(nsqd.name, client, now_s) for client in channel.clients
+        api_client(nsqd.name, client, now_s) for client in channel.clients
     ]
     return _queue_of(nsqd, topic, channel) | {"clients": clients}
 
@@ -180,7 +180,7 @@ def _queue_of(nsqd: Nsqd, topic: str, queue: TopicStats | ChannelStats) -> Docum
     }
 
 
-def client_of(node: str, client: ClientStats, now_s: float) -> Document:
+def api_client(node: str, client: ClientStats, now_s: float) -> Document:
     """Return the document of a consumer. ``connected`` is in nanoseconds."""
     connected_ns = (int(now_s) - client.connect_ts) * 1_000_000_000
     document = document_of(client) | {"node": node, "connected": connected_ns}
@@ -461,8 +461,8 @@ def _make(context: WebContext, request: Request, *changes: TopicChange) -> str:
 
 # -- routes ---------------------------------------------------------------------------------------
 
-Answer = Callable[..., object]
-ROUTES: dict[str, dict[str, Answer]] = {
+ApiOperation = Callable[..., object]
+ROUTES: dict[str, dict[str, ApiOperation]] = {
     "/topics": {"GET": list_topics, "POST": create},
     "/topics/{topic}": {"GET": show_queue, "POST": act, "DELETE": delete},
     "/topics/{topic}/{channel}": {"GET": show_queue, "POST": act, "DELETE": delete},
@@ -483,7 +483,7 @@ def routes(context: WebContext) -> Mount:
     return Mount("/api", Starlette(routes=api_routes, exception_handlers=handlers))
 
 
-def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:
+def _route(context: WebContext, path: str, answers: Mapping[str, ApiOperation]) -> Route:
     """Return a route whose answers are made on a thread, because they query the cluster.
 
     A change is refused before its body is read.

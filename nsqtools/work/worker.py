@@ -35,7 +35,7 @@ from nsqtools.forward.parcel import Parcel
 from nsqtools.http.service import service
 from nsqtools.protocol.names import one_or_several
 from nsqtools.protocol.text import counted
-from nsqtools.records.prometheus import Metric, Sample, metric_of
+from nsqtools.records.prometheus import Metric, MetricSample, metric_of
 from nsqtools.work import Decoding
 from nsqtools.work.handler import Function, Handler, NamedHandler, make_handler
 from nsqtools.work.tracing import process_spans
@@ -443,7 +443,7 @@ class HandlingTimes:
         help = "How long the handler took; outcome error: it raised an exception."
         return Metric("nsq_work_handling_seconds", "histogram", help, list(self._samples()))
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[MetricSample]:
         with self._lock:
             counts = {key: (counts.copy(), self._sums[key]) for key, counts in self._counts.items()}
         for (topic, outcome), (by_bound, seconds) in counts.items():

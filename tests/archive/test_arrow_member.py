@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import numbered
 
-from nsqtools.archive.arrow_member import encode_batch, schema
+from nsqtools.archive.arrow_member import arrow_schema, encode_batch
 from nsqtools.archive.columns import exact_columns, message_schema, read_batches
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import Head
@@ -22,7 +22,7 @@ from nsqtools.archive.members import (
     unpack_columns,
     unpack_members,
 )
-from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
 from nsqtools.records.naming import Codec
@@ -94,7 +94,7 @@ def test_columns_have_the_values_of_the_lines(kind: BodyKind, tmp_path: Path) ->
             file.append(encode_batch("clicks", f"n:{number}", messages))
             texts.append(encode_many("clicks", f"n:{number}", messages))
         file.flush(file.end_member(len(messages), 0, 0))
-    finish(path, Directories(tmp_path, tmp_path))
+    finish_part(path, Directories(tmp_path, tmp_path))
 
     [archive] = find_archives([path])
     assert [m[:3] for m in scan_members(path)] == [m[:3] for m in archive.members or ()]
@@ -114,7 +114,7 @@ def test_members_that_the_index_lacks_are_read(tmp_path: Path) -> None:
     file = PartFile(path, 0o640, arrow_members, 0.0, Head("f" * 32, 1))
     file.append(encode_batch("clicks", "n:1", MESSAGES[:10]))
     file.flush(file.end_member(10, 0, 0))
-    finish(path, Directories(tmp_path, tmp_path))
+    finish_part(path, Directories(tmp_path, tmp_path))
     with path.open("ab") as log:
         log.write(member(MESSAGES[10:]))
 
@@ -128,4 +128,4 @@ def test_a_large_delivery_becomes_several_batches(monkeypatch: pytest.MonkeyPatc
     batches = unpack_columns(member(numbered(0, 100)))
     assert len(batches) > 8
     assert sum(batch.num_rows for batch in batches) == 100
-    assert {batch.schema for batch in batches} == {schema()}
+    assert {batch.schema for batch in batches} == {arrow_schema()}

@@ -30,7 +30,7 @@ from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
 from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.members import members_of
-from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
@@ -242,7 +242,7 @@ def one_of_each(path: Path, topics: str) -> None:
     file = PartFile(path, 0o640, members_of(Codec.GZIP, 6), now_s=0.0)
     for number, topic in enumerate(topics):
         flush(file, topic, "n:1", [[message(number)]])
-    finish(path, Directories(path.parent, path.parent))
+    finish_part(path, Directories(path.parent, path.parent))
 
 
 def changed_byte(path: Path) -> None:

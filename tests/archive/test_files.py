@@ -16,7 +16,7 @@ from nsqtools.archive import reader
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import Head, Member, index_of, load_index, part_of
 from nsqtools.archive.members import members_of
-from nsqtools.archive.part_file import Directories, PartFile, finish, recover
+from nsqtools.archive.part_file import Directories, PartFile, finish_part, recover_parts
 from nsqtools.archive.reader import repair, verify
 from nsqtools.errors import OutputError
 from nsqtools.files import durable
@@ -63,15 +63,15 @@ def test_a_file_that_another_process_uses_is_not_recovered(
     (directories.work / ".caf\udce9.log.part").touch()  # a file of another program
     if above is None:
         with file._opened():
-            assert recover(directories) == []
+            assert recover_parts(directories) == []
     else:
         locks = replace(directories, work=(at := file.path.parents[above])).locks()
         assert locks.take(str(file.path.relative_to(at)))
         for place in file.path.parents[:2]:
-            assert recover(replace(directories, work=place)) == []
+            assert recover_parts(replace(directories, work=place)) == []
         locks.close()
 
-    assert len(recover(directories)) == 1
+    assert len(recover_parts(directories)) == 1
 
 
 def test_a_file_that_another_process_finished_is_not_appended_to(
@@ -79,7 +79,7 @@ def test_a_file_that_another_process_finished_is_not_appended_to(
 ) -> None:
     file = begun(directories)
     flush(file, b"one\n")
-    (final,) = recover(directories)
+    (final,) = recover_parts(directories)
     with pytest.raises(OSError, match="another process has removed or finished it"):
         flush(file, b"two\n")
     (directories.work / part_of(final).name).write_bytes(b"another file of this name")
@@ -98,7 +98,7 @@ def test_a_finished_file_never_replaces_another_and_a_lost_index_is_rebuilt(
     index_of(path).unlink()
     (directories.output / NAME).write_bytes(b"somebody else's")
     (directories.output / "clicks-000001.log.gz").symlink_to("nowhere")
-    (final,) = recover(directories)
+    (final,) = recover_parts(directories)
     assert final.name == "clicks-000002.log.gz"
     assert text_of(final) == b"one\ntwo\nthree\n"
     assert (directories.output / NAME).read_bytes() == b"somebody else's"
@@ -121,10 +121,10 @@ def test_a_file_that_does_not_fit_on_the_disk_keeps_its_name(
     monkeypatch.setattr(durable, "copy_file", copy_index)
     for _ in range(3):
         with pytest.raises(OSError, match="No space left"):
-            finish(path, directories)
+            finish_part(path, directories)
     monkeypatch.undo()
 
-    assert finish(path, directories) == final
+    assert finish_part(path, directories) == final
     assert sorted(directories.output.iterdir()) == [index_of(final), final]
 
 
@@ -139,7 +139,7 @@ def test_the_head_survives_a_failure_recovery_and_repair(directories: Directorie
     with index_of(file.path).open("ab") as index:
         index.write(b"%d 99 1 7 7\nand half of another line" % file.size)  # a line without a member
 
-    (final,) = recover(directories)
+    (final,) = recover_parts(directories)
 
     assert load_index(index_of(final)) == (HEAD, members)
     assert text_of(final) == b"one\ntwo\n"
@@ -181,7 +181,7 @@ def test_a_file_without_members_is_removed(directories: Directories, index: byte
         assert list(directories.work.iterdir()) == []
     begun(directories)
     index_of(directories.work / NAME).write_bytes(index)
-    assert recover(directories) == []
+    assert recover_parts(directories) == []
     assert list(directories.work.iterdir()) == []
 
 

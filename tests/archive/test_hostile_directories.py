@@ -15,7 +15,7 @@ from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import LOCKS, index_of
 from nsqtools.archive.members import Plain
-from nsqtools.archive.part_file import Directories, PartFile, recover
+from nsqtools.archive.part_file import Directories, PartFile, recover_parts
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
 from nsqtools.archive.table_writer import TablePlan
@@ -50,7 +50,7 @@ def test_recovery_follows_no_link_and_does_not_block_on_a_fifo(victim: Path, out
     (output / ".b.log.index").symlink_to(victim)
     os.mkfifo(output / ".c.log.part")
     (output / ".d.log.part").write_text("line\n")
-    assert output / "d.log" in recover(Directories(output, output))
+    assert output / "d.log" in recover_parts(Directories(output, output))
     assert victim.read_text() == "precious\n"
 
 
@@ -106,7 +106,7 @@ def test_recovery_skips_files_of_another_user(
     part.write_text("line\n")
     (output / ".clicks.log.index").write_text("")
     path = planted(output / f".clicks.log.{suffix}", "line\n" if suffix == "part" else "")
-    assert recover(Directories(output, output)) == []
+    assert recover_parts(Directories(output, output)) == []
     assert f"cannot recover {path} (it belongs to another user, {SOMEBODY})" in caplog.text
     assert part.read_text() == "line\n"
 
@@ -147,7 +147,7 @@ def test_files_of_the_owner_of_the_directory_are_recovered(output: Path) -> None
     """Root recovers the files of an archiver that ran as another user."""
     planted(output / ".clicks.log.part", "line\n")
     os.chown(output, SOMEBODY, SOMEBODY)
-    assert recover(Directories(output, output)) == [output / "clicks.log"]
+    assert recover_parts(Directories(output, output)) == [output / "clicks.log"]
 
 
 @as_root
@@ -199,7 +199,7 @@ def test_a_link_of_another_user_to_a_directory_is_not_followed(
     os.lchown(output / "link", owner, owner)
 
     names = [path.name for path in files_to_upload(output)]
-    names += [path.name for path in recover(Directories(output, output))]
+    names += [path.name for path in recover_parts(Directories(output, output))]
 
     assert names == ([] if owner else ["a.log", "b.log"])
 

@@ -14,7 +14,7 @@ from plugins.disks import full
 from nsqtools.archive.journal import RETENTION_S, Journal, TopicLock
 from nsqtools.archive.layout import LOCKS, Head, Member
 from nsqtools.archive.members import Plain
-from nsqtools.archive.part_file import Directories, PartFile, recover
+from nsqtools.archive.part_file import Directories, PartFile, recover_parts
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import FolderLocks
 
@@ -83,7 +83,7 @@ def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -
     directories = Directories(tmp_path, tmp_path)
 
     def crash(number: int, name: str = "t.log", *, has_member: bool = False) -> Journal:
-        recover(directories)
+        recover_parts(directories)
         journal = journal_in(tmp_path, run=f"{number:04d}", is_durable=directories.have_member)
         file = PartFile(tmp_path / name, 0o640, Plain, 0.0, Head("a" * 32, number))
         file.append(b"a message\n")

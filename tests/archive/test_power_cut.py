@@ -13,7 +13,7 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.members import arrow_members, members_of
-from nsqtools.archive.part_file import Directories, recover
+from nsqtools.archive.part_file import Directories, recover_parts
 from nsqtools.archive.topic_writer import ArchiveSettings, TopicWriter
 from nsqtools.records.naming import EXTENSIONS, Codec, FileFormat, FileNaming, Rotation
 
@@ -97,7 +97,7 @@ def test_finished_messages_survive_a_power_cut(directories: Directories, form: s
     for promised, cut in cuts[:: 5 if "zstd" in form else 1]:
         cut.restore(root)
         directories.make()
-        recover(directories)
+        recover_parts(directories)
         assert_all_is_there(promised, directories, form)
         if directories.work != directories.output:
             assert list(directories.work.glob(".*.index")) == []
@@ -123,10 +123,10 @@ def test_a_power_cut_during_recovery_loses_no_message(
         first.restore(root)
         directories.make()
         with PowerCut(root) as recovery:
-            recovered += len(recover(directories))
+            recovered += len(recover_parts(directories))
         for _, second in recovery.cuts():
             second.restore(root)
             directories.make()
-            recover(directories)
+            recover_parts(directories)
             assert_all_is_there(promised, directories, form)
     assert recovered

@@ -18,7 +18,7 @@ from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.layout import Head, Index, TimeRange, index_of, part_of
 from nsqtools.archive.members import scan_members
-from nsqtools.archive.place import DeniedError, Entry, LocalPlace
+from nsqtools.archive.place import DeniedError, LocalPlace, StoredObject
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import read_messages, scan_archive
 from nsqtools.archive.storage_objects import BucketPlace
@@ -218,7 +218,7 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
     writer = Writer(work, output=output)
     writer.write(numbered(0, 10))
 
-    def list_and_finish(storage: LocalPlace, prefix: str = "") -> Iterator[Entry]:
+    def list_and_finish(storage: LocalPlace, prefix: str = "") -> Iterator[StoredObject]:
         if storage.path == work and part_of(work / path.name).exists():
             writer.finish()
         return list_all(storage, prefix)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nsqtools.archive.layout import Head
 from nsqtools.archive.members import members_of
-from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.naming import Codec
@@ -61,5 +61,5 @@ def make_logs(
             file.append(encode_many(topic, "nsqd:4150", batch))
             file.flush(file.end_member(len(batch), *times))
             written += len(batch)
-        finish(path, Directories(directory, directory))
+        finish_part(path, Directories(directory, directory))
     return written

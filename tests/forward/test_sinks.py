@@ -31,7 +31,7 @@ from nsqtools.forward.curl_pool import CurlPool
 from nsqtools.forward.dispatcher import Dispatcher
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import Forwarder, ForwardSettings, forward_to
-from nsqtools.forward.http_pool import Answer, HttpPool
+from nsqtools.forward.http_pool import HttpPool, HttpReply
 from nsqtools.forward.http_requests import (
     Endpoint,
     HttpRequest,
@@ -144,7 +144,7 @@ def http_sink(*headers: str, **settings: Any) -> tuple[HttpSink, Any]:
 
 def answer_last(pool: Any, status: int, **more: str) -> None:
     _, answered = pool.send.call_args.args
-    pool.call_soon(lambda: answered(Answer(status, **more), False))
+    pool.call_soon(lambda: answered(HttpReply(status, **more), False))
 
 
 def test_a_redirect_to_another_host_carries_no_secrets() -> None:
@@ -172,7 +172,7 @@ def test_a_request_that_cannot_start_fails_alone(
         pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
         return answers.get(timeout=patience_s(10)).error
 
-    pool, answers = engine(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    pool, answers = engine(1.0, 1.0, None), queue.SimpleQueue[HttpReply]()
     pool.start(lambda now: None, lambda: None)
     try:
         for _ in range(2):  # the second must not report the address of the first
@@ -225,7 +225,7 @@ def test_a_hanging_endpoint_delays_a_single_message(mode: str, names: str) -> No
     requests = [call.args for call in pool.send.call_args_list]
     assert "".join(request.name[0] for request, _ in requests) == names
     answered = {request.name: done for request, done in requests}["a:80"]
-    pool.call_soon(lambda: answered(Answer(503), False))
+    pool.call_soon(lambda: answered(HttpReply(503), False))
     assert not any(circuit.retry_at for circuit in sink._circuits)
 
 

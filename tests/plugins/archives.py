@@ -25,7 +25,7 @@ from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.members import CompressorFactory, members_of, unpack_members
-from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import read_messages
@@ -97,7 +97,7 @@ def write_archive(
     path.parent.mkdir(parents=True, exist_ok=True)
     file = PartFile(path, 0o640, compressor_for(path), 0.0, head)
     flush(file, topic, nsqd, members)
-    return finish(path, Directories(path.parent, path.parent)) if is_finished else path
+    return finish_part(path, Directories(path.parent, path.parent)) if is_finished else path
 
 
 def compressor_for(path: Path) -> CompressorFactory:
@@ -166,7 +166,7 @@ class Writer:
 
     def finish(self) -> Path:
         assert self._file is not None
-        path = finish(self._file.path, self.directories)
+        path = finish_part(self._file.path, self.directories)
         self._file = None
         return path
 

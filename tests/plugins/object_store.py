@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from nsqtools.archive import storage_objects
-from nsqtools.archive.place import Entry, Place
+from nsqtools.archive.place import Place, StoredObject
 from nsqtools.archive.place_url import parse_place
 
 PAGE = 10
@@ -108,7 +108,9 @@ def between_pages(monkeypatch: pytest.MonkeyPatch) -> BetweenPages:
     list_all = storage_objects.BucketPlace.list
     waiting: list[Callable[[], object]] = []
 
-    def list_slowly(storage: storage_objects.BucketPlace, prefix: str = "") -> Iterator[Entry]:
+    def list_slowly(
+        storage: storage_objects.BucketPlace, prefix: str = ""
+    ) -> Iterator[StoredObject]:
         for number, entry in enumerate(list_all(storage, prefix)):
             if number == PAGE - 1 and waiting:  # before the next page is requested
                 waiting.pop()()

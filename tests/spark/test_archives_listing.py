@@ -18,8 +18,8 @@ from plugins.waiting import patience_s
 from nsqtools.archive.catalog import find_sources
 from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
-from nsqtools.archive.part_file import Directories, recover
-from nsqtools.archive.place import Entry, LocalPlace, Place
+from nsqtools.archive.part_file import Directories, recover_parts
+from nsqtools.archive.place import LocalPlace, Place, StoredObject
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import UploadPlan
@@ -126,7 +126,7 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
     place = upload(bucket, local)
     list_all = BucketPlace.list
 
-    def list_and_delete(storage: BucketPlace, prefix: str = "") -> Iterator[Entry]:
+    def list_and_delete(storage: BucketPlace, prefix: str = "") -> Iterator[StoredObject]:
         entries = list(list_all(storage, prefix))
         for entry in entries:
             if "orders" in entry.name:
@@ -353,7 +353,7 @@ def test_links_in_an_archive_are_reported_and_not_followed(
         if step == "in progress":  # An archiver may finish the files that it writes.
             recovered = [root / name / "x.log.gz" for name in ("a-other", "b")]
             (root / "root").unlink()
-            assert sorted(recover(Directories(root, root))) == [*recovered, *expected]
+            assert sorted(recover_parts(Directories(root, root))) == [*recovered, *expected]
     assert f"{root / 'a-other'} is a link, which is not followed (and" in caplog.text
     with open_to_read(root / "x.log") as file:  # as for a file that the user names
         assert file.read() == b"password\n"

@@ -18,7 +18,7 @@ from nsqtools.archive import reader
 from nsqtools.archive.form import FileForm, LineKind
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
 from nsqtools.archive.members import members_of
-from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.archive.place import LocalPlace
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
@@ -224,7 +224,7 @@ def test_bare_bodies_are_read_on_request_or_by_an_index_of_nsqtools(
     part = PartFile(indexed / "a.log.gz", 0o640, members_of(Codec.GZIP, 6), 0.0)
     part.append(b"one;t\nwo;")
     part.flush(part.end_member(2, 5, 6))
-    finish(part.path, Directories(indexed, indexed))
+    finish_part(part.path, Directories(indexed, indexed))
     clicks = frozenset({"clicks"})
     for size in (1 << 26, 6):  # so that a member is read in pieces
         monkeypatch.setattr(reader, "LARGEST_TEXT", size)

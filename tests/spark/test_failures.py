@@ -8,7 +8,7 @@ from plugins.spark import SparkSession
 
 from nsqtools.archive.topic_writer import WriteFailed
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
+from nsqtools.spark.failures import SESSION, nsq_error_of, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
 
 
@@ -93,13 +93,13 @@ def test_an_ended_jvm_is_reported_with_the_reason_in_its_log(tmp_path: Path) -> 
     begin = f"java.lang.OutOfMemoryError: of another session\n{SESSION} at noon\nall well\n"
     log.write_text(begin)
     for error in (refused, OnlyTheJVMKnew()):
-        assert str(explain(error, settings)) == "Spark's JVM ended unexpectedly"
+        assert str(nsq_error_of(error, settings)) == "Spark's JVM ended unexpectedly"
 
     log.write_text(f"{begin}ERROR x: Application has been killed. Reason: Master removed it!\n")
-    assert str(explain(refused, settings)).endswith("unexpectedly (Master removed it)")
+    assert str(nsq_error_of(refused, settings)).endswith("unexpectedly (Master removed it)")
 
     log.write_text(f"{begin}java.lang.OutOfMemoryError: Java heap space\n")
-    explained = explain(refused, settings)
+    explained = nsq_error_of(refused, settings)
     assert str(explained) == "Spark ran out of memory"
     assert "--driver-memory" in explained.hint
     # Other errors are not translated.
@@ -112,7 +112,7 @@ def test_a_machine_that_is_too_busy_to_start_a_worker_is_the_reason() -> None:
         "[STREAM_FAILED] Query terminated\nCaused by: java.net.SocketTimeoutException: "
         "Timed out while waiting for the Python worker to connect back"
     )
-    explained = explain(error, SparkSettings())
+    explained = nsq_error_of(error, SparkSettings())
     assert str(explained) == "Python did not start within the 10 s for which Spark waits"
     assert "too busy" in explained.hint
 

@@ -23,7 +23,7 @@ from nsqtools.spark.archives.read_settings import (
     stream_settings,
 )
 from nsqtools.spark.format_options import Options, as_options, export_secrets, read_connection
-from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
+from nsqtools.spark.publishing.publish_task import SinkPlan, create_output_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
 REMOTE = "hdfs://name/lake"
@@ -247,11 +247,13 @@ def test_a_ledger_and_dead_letters_belong_to_one_job(tmp_path: Path) -> None:
     assert len({plan.ledger_job for plan in [sink(), *other_plans]}) == 4
 
     (tmp_path / "file").write_text("")
-    make_folders(sink(deadLetterPath=f"{tmp_path}/a/b", outcomePath=f"{tmp_path}/c/d.json"))
+    create_output_folders(
+        sink(deadLetterPath=f"{tmp_path}/a/b", outcomePath=f"{tmp_path}/c/d.json")
+    )
     assert (tmp_path / "a" / "b").is_dir()
     assert (tmp_path / "c").is_dir()
     with pytest.raises(OutputError, match=r"cannot write into .*/file"):
-        make_folders(sink(deadLetterPath=str(tmp_path / "file")))
+        create_output_folders(sink(deadLetterPath=str(tmp_path / "file")))
 
 
 def topics(**given: str) -> None:

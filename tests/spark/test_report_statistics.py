@@ -16,7 +16,7 @@ from nsqtools.archive.place import LocalPlace
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import reporting
-from nsqtools.spark.jobs.inputs import Choice, read_messages
+from nsqtools.spark.jobs.inputs import Choice, select_messages
 from nsqtools.spark.jobs.reporting import collect_figures, collect_gaps, moment
 from nsqtools.spark.pyspark_internals import struct_of
 
@@ -125,19 +125,19 @@ def test_parquet_is_recognized_or_refused_and_topics_are_text(
     inputs = find_inputs([LocalPlace(tmp_path / "data")])
     within = TimeRange(BEGIN + 2 * SECOND, BEGIN + 5 * SECOND)
 
-    messages = read_messages(spark, inputs, Choice(("2026",), within)).collect()
+    messages = select_messages(spark, inputs, Choice(("2026",), within)).collect()
     a_day = find_inputs([LocalPlace(tmp_path / "data/topic=2026/date=2026-09-21")])
 
     assert (inputs.archives, inputs.parquet) == ((), (LocalPlace(tmp_path / "data"),))
     assert {row.topic for row in messages} == {"2026"}
     assert sorted(row.ts_ns - BEGIN for row in messages) == [2 * SECOND, 3 * SECOND, 4 * SECOND]
-    assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
+    assert {row.topic for row in select_messages(spark, a_day, Choice()).collect()} == {"2026"}
     ever = TimeRange(-(2**70), 2**70)  # beyond the range of nsqd and Java
-    assert read_messages(spark, a_day, Choice(within=ever)).count() == 10
+    assert select_messages(spark, a_day, Choice(within=ever)).count() == 10
     (tmp_path / "odd").mkdir()
     (tmp_path / "data/topic=2026/date=2026-09-21").rename(tmp_path / "odd/date=2026_39")
     with pytest.raises(PySparkException, match="Failed to cast value '2026_39'"):
-        read_messages(spark, find_inputs([LocalPlace(tmp_path / "odd")]), Choice(within=within))
+        select_messages(spark, find_inputs([LocalPlace(tmp_path / "odd")]), Choice(within=within))
     spark.range(3).write.parquet(str(tmp_path / "other"))
     with pytest.raises(ConfigurationError, match="without the columns ts_ns, body"):
-        read_messages(spark, find_inputs([LocalPlace(tmp_path / "other")]), Choice())
+        select_messages(spark, find_inputs([LocalPlace(tmp_path / "other")]), Choice())

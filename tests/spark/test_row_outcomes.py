@@ -27,8 +27,8 @@ from nsqtools.spark.publishing.row_outcomes import (
     prepare_ledger,
     read_entries,
     require_all,
+    sum_of_reports,
     summary,
-    total,
 )
 
 
@@ -36,7 +36,7 @@ def test_counts_of_tasks_add_up_and_unpublished_rows_fail_with_their_reason() ->
     first = PublishReport({"a": 1, "b": 2}, rejected=1, retried=3, seconds=2.0, reasons=["r1"] * 4)
     second = PublishReport({"b": 4}, unknown=1, repeated=5, before=6, seconds=1, reasons=["r2"] * 4)
 
-    report = total([first, second])
+    report = sum_of_reports([first, second])
 
     reasons = ["r1", "r1", "r1", "r1", "r2"]
     assert report == PublishReport({"a": 1, "b": 6}, 1, 1, 0, 3, 5, 6, 2.0, reasons)

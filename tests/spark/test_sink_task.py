@@ -33,10 +33,10 @@ from nsqtools.spark.publishing.publish_task import (
     PublishTask,
     RowSpan,
     SinkPlan,
-    advance,
     byte_strings,
     chunk_of,
     count_fitting,
+    record_finished_spans,
 )
 from nsqtools.spark.publishing.row_outcomes import (
     AHEAD_ROWS,
@@ -397,5 +397,5 @@ def test_only_rows_before_the_first_unfinished_span_count_as_done() -> None:
         (third, LedgerEntry(done=30, checksum=210, **counts)),
     ):
         ended.pending = 0
-        advance(ledger_entry, spans)
+        record_finished_spans(ledger_entry, spans)
         assert ledger_entry == entry

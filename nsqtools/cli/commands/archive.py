@@ -24,7 +24,7 @@ from nsqtools.cli.options.params import (
 from nsqtools.cli.options.printing import (
     ArchivedTopics,
     MessageFilter,
-    Pick,
+    PickOption,
     Pretty,
     Template,
     TopicFilter,
@@ -94,7 +94,7 @@ def repair(
         nsq archive repair /var/nsq
     """
     from nsqtools.archive.finding import find_archives
-    from nsqtools.archive.part_file import Directories, recover
+    from nsqtools.archive.part_file import Directories, recover_parts
     from nsqtools.archive.place_url import OBJECT_SCHEMES, local_path, scheme_of
     from nsqtools.archive.reader import repair as repair_archive
     from nsqtools.archive.reader import verify as verify_archive
@@ -108,7 +108,7 @@ def repair(
         if scheme_of(path) in OBJECT_SCHEMES:
             continue
         if (folder := local_path(path).absolute()).is_dir():
-            finished += map(str, recover(Directories(folder, folder)))
+            finished += map(str, recover_parts(Directories(folder, folder)))
     if not json:
         write_lines(runtime, [f"{path}: finished" for path in finished])
     for archive in archives:
@@ -146,7 +146,7 @@ def cat(
     until: Until = None,
     json: MessageJson = False,
     format: Template = None,
-    pick: Pick = None,
+    pick: PickOption = None,
     pretty: Pretty = False,
     *,
     keep: MessageFilter,

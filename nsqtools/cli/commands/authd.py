@@ -23,7 +23,7 @@ TOKEN_BYTES = 32
 
 UsersFile = Annotated[Path, Argument(metavar="FILE", help="The users file, in TOML.")]
 UserName = Annotated[str | None, Argument(metavar="USER", help="Name of the user.")]
-Queue = Annotated[
+QueueArgument = Annotated[
     str | None, Argument(metavar="TOPIC[/CHANNEL]", help="Topic to publish to, or its channel.")
 ]
 
@@ -155,7 +155,7 @@ def _chosen_secret(runtime: Runtime) -> str:
 def check(
     file: UsersFile,
     user: UserName = None,
-    queue: Queue = None,
+    queue: QueueArgument = None,
     json: Json = False,
     *,
     runtime: Session,
@@ -231,9 +231,9 @@ def convert(
     Examples:
         nsq authd convert permissions.csv > users.toml
     """
-    from nsqtools.authd.authority import read_text
+    from nsqtools.authd.authority import read_text_file
     from nsqtools.authd.users import convert_permissions, parse_users
 
-    text = convert_permissions(read_text(file), str(file))
+    text = convert_permissions(read_text_file(file), str(file))
     parse_users(text, "the converted file")
     write_text(runtime, text)

@@ -38,7 +38,7 @@ LOAD = "Load"
 FOR_S = 5.0
 WINDOW = 16
 
-Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
+MessageLimit = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
 
 COLUMNS = (
     "mode connections size_min size_max messages seconds messages_per_s bytes_per_s published "
@@ -72,7 +72,7 @@ class BenchPublishing(OptionSet):
     rate: float = opt(
         "N", "Publish N messages a second in total; 0 for full speed.", default=0.0, min=0
     )
-    count: Messages = None
+    count: MessageLimit = None
     warm_up: float = opt(
         "DURATION", "Run for DURATION before the measurement begins.", LIMITS, "500ms"
     )
@@ -158,7 +158,7 @@ class Load(OptionSet):
             bench = Bench(plan, show)
             with stop_on_signals(bench.stop) as signals:
                 report = bench.run()
-        columns = columns_of(report)
+        columns = columns_of_report(report)
         if form.is_document:
             write_json(runtime, report._asdict())
         elif runtime.stdout_is_tty and form == Form():
@@ -192,7 +192,7 @@ def pub(publishing: BenchPublishing, *, load: Load) -> int:
     return load.measure("pub", publishing, 100)
 
 
-def sub(count: Messages = BACKLOG_TO_DRAIN, create: Create = False, *, load: Load) -> int:
+def sub(count: MessageLimit = BACKLOG_TO_DRAIN, create: Create = False, *, load: Load) -> int:
     """Measure how fast a backlog is consumed, each message finished.
 
     Fills a new topic with --count messages, drains it, and deletes it through nsqd's HTTP API. With
@@ -241,7 +241,7 @@ def check_topic_is_safe(plan: BenchPlan, topic: str, runtime: Runtime, *, create
         ) from error
 
 
-def columns_of(report: BenchReport) -> dict[str, Cell]:
+def columns_of_report(report: BenchReport) -> dict[str, Cell]:
     """Return the figures as columns of one row."""
     figures: dict[str, Any] = report._asdict()
     figures |= {f"size_{name}": value for name, value in figures["size"].items()}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.params import OUTPUT, SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import (
+    OnlyTopics,
     SkipDamaged,
     SparkChoice,
-    Topics,
     job_progress,
     open_spark,
     place_opt,
@@ -65,7 +65,7 @@ class CompactionOptions(OptionSet):
     )
     format: TableFormat = opt("", "Write parquet or delta.", OUTPUT, TableFormat.parquet)
     target_size: int = opt("SIZE", "Approximate size of files.", OUTPUT, "256MiB")
-    topic: Topics = None
+    topic: OnlyTopics = None
     day: date | None = opt("DATE", "Only this day (2026-11-21, UTC).", SELECTION, parser=parse_day)
     until_day: date | None = opt("DATE", "Only days up to this one.", SELECTION, parser=parse_day)
     grace: float = opt("DURATION", "How long after midnight (UTC) a day is open.", SELECTION, "1h")

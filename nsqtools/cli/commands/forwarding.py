@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from nsqtools.cli.options.connection import DESTINATION, Destination
-from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, parse_interval
+from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, parse_positive_duration
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import OptionSet, in_panel, opt
 from nsqtools.cli.render.outcomes import CLEAR_LINE
@@ -218,10 +218,10 @@ def to_http(
     ),
     concurrency: int = opt("N", "Concurrent requests.", default=100, min=1),
     http_client_connect_timeout: float = opt(
-        "DURATION", "Timeout of a connection attempt.", default="2s", parser=parse_interval
+        "DURATION", "Timeout of a connection attempt.", default="2s", parser=parse_positive_duration
     ),
     http_client_request_timeout: float = opt(
-        "DURATION", "Timeout of a request.", default="20s", parser=parse_interval
+        "DURATION", "Timeout of a request.", default="20s", parser=parse_positive_duration
     ),
     on_status: list[str] | None = opt(
         "STATUS=ACTION",

@@ -29,7 +29,7 @@ def mcp(
         claude mcp add nsq -- nsq mcp
         nsq mcp --allow-changes
     """
-    from nsqtools.cli.running.mcp_server import serve
+    from nsqtools.cli.running.mcp_server import serve_mcp
 
     environ = context.obj.environ  # unlike that of this process, it has the secret
-    serve(environ, allow_changes=allow_changes, show_messages=show_messages)
+    serve_mcp(environ, allow_changes=allow_changes, show_messages=show_messages)

@@ -174,12 +174,12 @@ def node_document(node: NodeStatus) -> dict[str, Any]:
     return {"node": address, "nsqd": tcp_address or None, **facts, **info}
 
 
-Node = Annotated[
+NodeArgument = Annotated[
     str, Argument(metavar="NODE", help="HTTP address of the nsqd, as nsq nodes shows it.")
 ]
 
 
-def tombstone(topic: OneTopic, node: Node, yes: Yes = False, *, change: Changing) -> int:
+def tombstone(topic: OneTopic, node: NodeArgument, yes: Yes = False, *, change: Changing) -> int:
     """Remove a topic from one nsqd: hide it from consumers, then delete it there.
 
     nsqlookupd hides the nsqd for this topic for a while, so that consumers do not come back and

@@ -27,7 +27,7 @@ from nsqtools.protocol.text import NS, counted, utc_text
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import RecoveredDocument
-    from nsqtools.server.stored_queues import Part, StoredMessage, StoredQueue, StoredQueues
+    from nsqtools.server.stored_queues import StoredMessage, StoredPart, StoredQueue, StoredQueues
 
 DataPath = Annotated[
     Path, Argument(metavar="DATA_PATH", help="The --data-path of an nsqd, of Go or nsq nsqd.")
@@ -82,7 +82,7 @@ def list_(
             for state in states:
                 parts = [part for part in queue.parts if part.state == state]
                 damages = damage.count
-                figures = figures_of(parts, damage)
+                figures = figures_of_parts(parts, damage)
                 is_damaged = state == GOOD and (damage.count > damages or bool(queue.problems))
                 in_memory = None
                 if memory is not None and state == states[0]:
@@ -107,7 +107,9 @@ def list_(
     return damage.status
 
 
-def figures_of(parts: list[Part], damage: DamageReporter) -> tuple[int | str | None, ...]:
+def figures_of_parts(
+    parts: list[StoredPart], damage: DamageReporter
+) -> tuple[int | str | None, ...]:
     """Return the messages, deferred messages (None if unknown), bytes, oldest and newest time."""
     from nsqtools.server.stored_queues import StoredRows
 
@@ -321,7 +323,7 @@ def write_archive(
     ``OSError``.
     """
     from nsqtools.archive.members import members_of
-    from nsqtools.archive.part_file import Directories, PartFile, finish
+    from nsqtools.archive.part_file import Directories, PartFile, finish_part
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.records.envelope import encode_many
     from nsqtools.records.naming import EXTENSIONS, Codec
@@ -338,5 +340,5 @@ def write_archive(
             file.flush(file.end_member(len(batch), min(times), max(times)))
             total += len(batch)
         if total:
-            written = path.with_name(finish(file.path, Directories(parent, drafts)).name)
+            written = path.with_name(finish_part(file.path, Directories(parent, drafts)).name)
     return total, written

@@ -25,8 +25,8 @@ from nsqtools.cli.options.printing import KEEP_TOPICS, MessageFilter, TopicFilte
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
-    DryRun,
     ModeOption,
+    PublishDryRun,
     Publishing,
     PublishRun,
     TopicMap,
@@ -79,7 +79,7 @@ def replay(
     ),
     checkpoint: CheckpointFile = None,
     yes: Yes = False,
-    dry_run: DryRun = False,
+    dry_run: PublishDryRun = False,
     json: Json = False,
     *,
     keep: MessageFilter,
@@ -208,7 +208,7 @@ def topic_hint(topic: str, connection: ConnectionSettings) -> str:
     )
 
 
-Paths = Annotated[  # not Path, which would make standard input of ./-
+DeadLetterPaths = Annotated[  # not Path, which would make standard input of ./-
     list[str] | None, Argument(metavar="FILE", help="Files of dead letters; - is standard input.")
 ]
 
@@ -220,7 +220,7 @@ class Redriving(Publishing):
 
 
 def redrive(
-    files: Paths = None,
+    files: DeadLetterPaths = None,
     topic: str | None = opt("-t TOPIC", "Publish to this topic, not to that of each message."),
     error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
     dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),

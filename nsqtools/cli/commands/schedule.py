@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 COLUMNS = ("key", "due", "topic", "bytes", "repeats", "error")
 
 ScheduleTopic = Annotated[str, opt("--schedule-topic TOPIC", "Topic of the requests.", DELIVERY)]
-DataPath = Annotated[Path, opt("--data-path DIR", "Directory of the scheduler's entries.")]
-Key = Annotated[str, Argument(metavar="KEY", help="Key of the entry.", parser=check_key)]
+SchedulePath = Annotated[Path, opt("--data-path DIR", "Directory of the scheduler's entries.")]
+EntryKey = Annotated[str, Argument(metavar="KEY", help="Key of the entry.", parser=check_key)]
 
 
 def serve(
-    data_path: DataPath,
+    data_path: SchedulePath,
     schedule_topic: ScheduleTopic = SCHEDULE_TOPIC,
     channel: str = opt("--channel -c CHANNEL", "Channel of the requests.", default="scheduler"),
     dead_letter_topic: str | None = opt(
@@ -137,7 +137,7 @@ def serve(
 
 
 def list_(
-    data_path: DataPath,
+    data_path: SchedulePath,
     limit: int = opt("N", "List at most N entries, the earliest first.", default=1000, min=1),
     *,
     form: ListingForm,
@@ -158,7 +158,7 @@ def list_(
     return ExitStatus.DONE
 
 
-def show(key: Key, data_path: DataPath, *, runtime: Session) -> int:
+def show(key: EntryKey, data_path: SchedulePath, *, runtime: Session) -> int:
     """Show an entry with its body, as JSON.
 
     Examples:
@@ -176,7 +176,7 @@ def show(key: Key, data_path: DataPath, *, runtime: Session) -> int:
 
 
 def cancel(
-    key: Key,
+    key: EntryKey,
     schedule_topic: ScheduleTopic = SCHEDULE_TOPIC,
     *,
     connection: ProducerConnection,

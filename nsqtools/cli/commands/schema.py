@@ -77,7 +77,7 @@ def read_schema(name: str) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:nsqtools:output:1:{shared}",
         "title": title_of(kind),
-        **json_schema(kind),
+        **schema_of_type(kind),
     }
 
 
@@ -98,15 +98,15 @@ def title_of(kind: Any) -> str:
     return " ".join((kind.__doc__ or kind.__name__).split()).partition(". ")[0].removesuffix(".")
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
+def schema_of_type(kind: Any) -> dict[str, Any]:
     """Convert a type to JSON Schema."""
     form, parts = get_origin(kind), get_args(kind)
     if form is None and kind in SCALARS:
         return SCALARS[kind]
     if form is NotRequired:
-        return json_schema(parts[0])
+        return schema_of_type(parts[0])
     if form is Annotated:
-        schema = json_schema(parts[0])
+        schema = schema_of_type(parts[0])
         for mark in parts[1:]:
             keyword, value = ("description", mark) if isinstance(mark, str) else mark
             schema = {**schema, keyword: value}
@@ -114,11 +114,11 @@ def json_schema(kind: Any) -> dict[str, Any]:
     if form is Literal:
         return {"enum": list(parts)}
     if form is list:
-        return {"type": "array", "items": json_schema(parts[0])}
+        return {"type": "array", "items": schema_of_type(parts[0])}
     if form is dict:
-        return {"type": "object", "additionalProperties": json_schema(parts[1])}
+        return {"type": "object", "additionalProperties": schema_of_type(parts[1])}
     if form in (Union, UnionType):
-        schemas = [json_schema(part) for part in parts]
+        schemas = [schema_of_type(part) for part in parts]
         scalar, *others = schemas
         if others == [SCALARS[NoneType]] and scalar.get("type") in ("string", "integer", "number"):
             return scalar | {"type": [scalar["type"], "null"]}
@@ -131,7 +131,7 @@ def json_schema(kind: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "required": [name for name in fields if name in required],
-        "properties": {name: json_schema(field) for name, field in fields.items()},
+        "properties": {name: schema_of_type(field) for name, field in fields.items()},
     }
 
 

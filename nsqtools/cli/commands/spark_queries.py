@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
-from nsqtools.cli.options.params import LIMITS, Delimiter, Since, Until, parse_interval, time_range
+from nsqtools.cli.options.params import (
+    LIMITS,
+    Delimiter,
+    Since,
+    Until,
+    parse_positive_duration,
+    time_range,
+)
 from nsqtools.cli.options.spark_options import (
     ArchiveReading,
+    OnlyTopics,
     SparkChoice,
-    Topics,
     job_progress,
     open_spark,
     places_argument,
@@ -31,7 +38,7 @@ from nsqtools.cli.render.output import (
     write_listing,
     write_records,
 )
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, explain
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, message_and_hint
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.units import parse_span
@@ -59,7 +66,7 @@ def report(
         ),
     ],
     by: float = opt("hour|day|DURATION", "Length of an interval.", None, "hour", parser=parse_step),
-    topic: Topics = None,
+    topic: OnlyTopics = None,
     since: Since = None,
     until: Until = None,
     gap: float = opt(
@@ -67,7 +74,7 @@ def report(
         "A topic that is silent for longer has a gap.",
         None,
         "5m",
-        parser=parse_interval,
+        parser=parse_positive_duration,
     ),
     delimiter: Delimiter = None,
     *,
@@ -149,7 +156,7 @@ def show_report(runtime: Runtime, report: Mapping[str, Any], form: Form) -> None
 ROWS_ON_A_TERMINAL = 100
 ROWS_AT_A_TIME = 1000
 
-Paths = Annotated[
+QueriedPlaces = Annotated[
     list[Any] | None,  # of Location
     places_argument("Archives, called archive in the query, Parquet (parquet), or Delta (delta)."),
 ]
@@ -160,7 +167,7 @@ def sql(
         str | None,
         Argument(metavar="SQL", help="The query, unless --file has it.", show_default=False),
     ] = None,
-    paths: Paths = None,
+    paths: QueriedPlaces = None,
     archive: list[str] | None = opt("NAME=PATH", "Archives under a name of their own."),
     parquet: list[str] | None = opt("NAME=PATH", "Parquet under a name of its own."),
     file: Path | None = opt("-f FILE", "Read the query from here; - is stdin."),
@@ -313,4 +320,4 @@ def examine(runtime: Runtime, spark: SparkChoice) -> Iterator[Finding]:
             yield Finding("session", OK, f"{settings.master}, started in {started_s:.1f} s")
             yield from check_executors(session)
     except NsqError as error:
-        yield Finding("session", FAILED, *explain(error))
+        yield Finding("session", FAILED, *message_and_hint(error))

@@ -11,7 +11,7 @@ from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until, time
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     PROGRESS_HELP,
-    DryRun,
+    PublishDryRun,
     Rate,
     RetryTimeout,
     RetryUnknown,
@@ -63,7 +63,7 @@ def replay(
     dead_letters: Any = place_opt(
         "DIR", "Where messages that cannot be published go, with the reason.", DELIVERY
     ),
-    dry_run: DryRun = False,
+    dry_run: PublishDryRun = False,
     *,
     form: ListingForm,
     connection: ProducerConnection,
@@ -143,11 +143,11 @@ def show_outcome(
     runtime: Runtime, outcome: ReplayOutcome, *, dry_run: bool, form: Form
 ) -> ExitStatus:
     """Print the counts, and the reason if messages were not published; return the status."""
-    from nsqtools.spark.publishing.row_outcomes import document, summary
+    from nsqtools.spark.publishing.row_outcomes import report_document, summary
 
     report = outcome.report
     if form.is_document and not dry_run:
-        write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
+        write_json(runtime, report_document(report, is_complete=outcome.is_complete), indent=2)
     else:
         write_listing(runtime, COLUMNS, sorted(report.topics.items()), form)
     damage = report_damages(runtime, outcome.damages)

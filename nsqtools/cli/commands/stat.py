@@ -12,7 +12,7 @@ from nsqtools.cli.options.params import (
     ChannelPatterns,
     Count,
     TopicPatterns,
-    parse_interval,
+    parse_positive_duration,
 )
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_unreachable
@@ -84,7 +84,7 @@ def stat(
         "DURATION",
         "Sample every DURATION, until --count or until interrupted.",
         LIMITS,
-        parser=parse_interval,
+        parser=parse_positive_duration,
     ),
     count: Count = None,
     once: bool = opt("", "Take one sample, without waiting and without rates.", LIMITS),

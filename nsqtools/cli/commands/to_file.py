@@ -421,16 +421,16 @@ def to_file(
         try:
             run.run(lambda: watched.tick(lambda: f"{archiver.totals.messages:,} messages archived"))
         finally:
-            result = finish(run, watched)
+            result = finish_uploads(run, watched)
             if consuming.json:
                 write_json(runtime, result_document(result))
-            runtime.info(summary(result.totals))
+            runtime.info(archive_summary(result.totals))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
     failed = report_failures(runtime, result, fail_on_misfit=archiving.bodies.fail_on_misfit)
     return watched.signals.status(otherwise=failed or status)
 
 
-def finish(run: ArchiveRun, watched: RunStatus) -> ArchiveResult:
+def finish_uploads(run: ArchiveRun, watched: RunStatus) -> ArchiveResult:
     """Finish the uploads of a run, and show how many are left."""
 
     def show() -> None:
@@ -455,7 +455,7 @@ def result_document(result: ArchiveResult) -> dict[str, object]:
     }
 
 
-def summary(totals: ArchiveTotals) -> str:
+def archive_summary(totals: ArchiveTotals) -> str:
     """Return the counts in a line."""
     again = f", {totals.already_written} were written already" if totals.already_written else ""
     counts = f"{counted(totals.messages, 'message')}, {counted(totals.bytes, 'byte')}"

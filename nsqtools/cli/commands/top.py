@@ -6,7 +6,7 @@ import os
 import signal
 
 from nsqtools.cli.options.connection import ViewedCluster
-from nsqtools.cli.options.params import SAFETY, TopicPatterns, parse_interval
+from nsqtools.cli.options.params import SAFETY, TopicPatterns, parse_positive_duration
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.runtime import Runtime, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError
@@ -31,7 +31,7 @@ def top(
     interval: float | None = opt(
         "DURATION",
         "Time between two samples.",
-        parser=parse_interval,
+        parser=parse_positive_duration,
         show_default="1s; up to 5s if large",
     ),
     columns: str | None = opt(

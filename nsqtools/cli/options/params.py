@@ -145,7 +145,7 @@ Json = Annotated[bool, Provided(json_output)]
 # -- limits -------------------------------------------------------------------------------------
 
 
-def parse_interval(text: str) -> float:
+def parse_positive_duration(text: str) -> float:
     """Parse a duration above 0. Raises ``ValueError``."""
     if seconds := parse_span(text):
         return seconds

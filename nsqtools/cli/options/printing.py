@@ -64,7 +64,7 @@ def message_filter(
 
 MessageFilter = Annotated[filters.Filter | None, Provided(message_filter)]
 
-Pick = Annotated[
+PickOption = Annotated[
     Callable[[bytes], bytes | None] | None,
     opt(
         "--pick JQ",
@@ -97,7 +97,7 @@ Printer = Callable[[Runtime, filters.OnUnjudged[MessageLike]], Encode]
 def message_printer(
     json: MessageJson = False,
     format: Template = None,
-    pick: Pick = None,
+    pick: PickOption = None,
     pretty: Pretty = False,
     delimiter: bytes | None = opt(
         "-d TEXT",

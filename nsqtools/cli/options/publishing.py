@@ -17,7 +17,7 @@ from typer import Context
 from nsqtools.cli.options.connection import ProducerConnection, setting_of, split_addresses
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, StopSignals, stop_on_signals
+from nsqtools.cli.running.runtime import CommandSignals, ExitStatus, Runtime, stop_on_signals
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.option_names import ENV
@@ -61,7 +61,7 @@ TopicMap = Annotated[
     list[str] | None,
     opt("--topic -t [OLD=]NEW", "Where to publish, if not to the topic that a message came from."),
 ]
-DryRun = Annotated[
+PublishDryRun = Annotated[
     bool, opt("--dry-run", "Publish nothing; print how many messages would go to which topic.")
 ]
 
@@ -150,7 +150,7 @@ class PublishRun(NamedTuple):
         left_s = (self.runtime.monotonic() - self.began_s) * max(0, total - done) / done
         return f"{confirmed}, {read} read, {format_duration(round(left_s))} left"
 
-    def finish(self, publish: Callable[[], object]) -> StopSignals:
+    def finish(self, publish: Callable[[], object]) -> CommandSignals:
         """Call ``publish``, and with a temporary nsqd wait until the messages are consumed."""
         with stop_on_signals(self.publisher.stop) as signals:
             try:

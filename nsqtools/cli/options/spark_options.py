@@ -24,9 +24,9 @@ from nsqtools.cli.options.params import SELECTION
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress, report_damages
 from nsqtools.cli.running.runtime import (
+    CommandSignals,
     ExitStatus,
     Runtime,
-    StopSignals,
     background_thread,
     exit_on_signals,
     stop_on_signals,
@@ -64,7 +64,7 @@ def places(texts: Iterable[str]) -> list[Place]:
     return [place(text) for text in texts]
 
 
-Topics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Only these topics.", SELECTION)]
+OnlyTopics = Annotated[list[str] | None, opt("--topic -t TOPIC", "Only these topics.", SELECTION)]
 SkipDamaged = Annotated[
     bool,
     opt("--skip-damaged", "Read what is readable of damaged archives; report the rest.", ARCHIVES),
@@ -225,7 +225,7 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
         with spark_session(settings) as session:
             progress.clear()
             has_ended = Event()
-            signals: StopSignals | None = None
+            signals: CommandSignals | None = None
             try:
                 with stop_on_signals(
                     partial(cancel_jobs, session.sparkContext, has_ended)

@@ -19,17 +19,17 @@ from typer.models import CommandInfo
 from nsqtools.cli.parsing.binding import NativeCoercion, UsageError, flatten
 from nsqtools.cli.parsing.help import (
     HelpPage,
-    describe,
     group_page,
-    render,
+    help_page_of,
     render_brief,
+    render_page,
     root_page,
 )
 from nsqtools.cli.parsing.mistakes import (
-    explain,
     refuse_single_dashes,
     split_queues,
     suggest_command,
+    usage_error_of,
     words_of,
 )
 from nsqtools.cli.registry import COMMANDS, DEPRECATED, REMOVED, ROOT_HELP, Command, Group
@@ -63,7 +63,7 @@ class RealCommand(NativeCoercion, TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         color, width = ctx.obj.has_color, ctx.obj.width
         if "--help" in ctx.obj.arguments:
-            formatter.write(render(describe(self, ctx), color=color, width=width))
+            formatter.write(render_page(help_page_of(self, ctx), color=color, width=width))
         else:
             formatter.write(render_brief(self, ctx, color=color, width=width))
 
@@ -113,7 +113,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         runtime = ctx.obj
         page = root_page() if ctx.parent is None else group_page(ctx.command_path, self.group)
-        formatter.write(render(page, color=runtime.has_color, width=runtime.width))
+        formatter.write(render_page(page, color=runtime.has_color, width=runtime.width))
 
 
 def command_tree() -> LazyGroup:
@@ -138,7 +138,7 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
     except Exit as exit_request:  # after --help
         return exit_request.exit_code
     except UsageError as error:
-        raise explain(error, f"nsq {arguments[0]}", arguments) from error
+        raise usage_error_of(error, f"nsq {arguments[0]}", arguments) from error
 
 
 def parser_of(name: str, function: Callable[..., Any]) -> Any:
@@ -185,7 +185,7 @@ def llm_page() -> str:
             lines += [f"{entry.help} Its flags: `nsq {path} --help`.", ""]
         else:
             context = parser.context_class(parser, info_name=f"nsq {path}")
-            lines += _section(describe(parser, context), described)
+            lines += _section(help_page_of(parser, context), described)
     return "\n".join(lines)
 
 

@@ -1,11 +1,11 @@
 """Help pages: their content as plain data, and their layout in ANSI text.
 
 A page is the same on a terminal and in a pipe, except for the colors. This module does not import
-typer: `main` renders the page of ``nsq --help`` from the registry alone. `render` also renders the
-pages that `describe` builds from typer's commands. It reads plain attributes of the parameters
-(names, help, default, panel) instead of calling typer's help methods, whose wording changes between
-versions. A daemon is a raw command (see `registry`): the server parses its arguments in Go's
-syntax.
+typer: `main` renders the page of ``nsq --help`` from the registry alone. `render_page` also renders
+the pages that `help_page_of` builds from typer's commands. It reads plain attributes of the
+parameters (names, help, default, panel) instead of calling typer's help methods, whose wording
+changes between versions. A daemon is a raw command (see `registry`): the server parses its
+arguments in Go's syntax.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nsqtools.server.go_flags import Flag
 
-Row = tuple[str, str]
+HelpRow = tuple[str, str]
 
 INDENT = "  "
 MAX_LABEL_WIDTH = 32
@@ -63,7 +63,7 @@ class HelpPage:
         self,
         usage: str,
         description: str,
-        sections: Mapping[str, Sequence[Row]],
+        sections: Mapping[str, Sequence[HelpRow]],
         examples: Sequence[str] = (),
         reference: str = "",
     ):
@@ -101,21 +101,21 @@ def group_page(path: str, group: Group) -> HelpPage:
     return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections, group.examples)
 
 
-def rows_of(commands: Mapping[str, Command | Group]) -> list[Row]:
+def rows_of(commands: Mapping[str, Command | Group]) -> list[HelpRow]:
     """Return the names of commands with their help."""
     return [(name, command.help) for name, command in commands.items()]
 
 
 def render_for_stdout(page: HelpPage) -> str:
     """Render a page for the stdout of this process, a terminal or a pipe."""
-    return render(
+    return render_page(
         page,
         color=wants_color(os.environ, is_tty=sys.stdout.isatty()),
         width=terminal_width(sys.stdout),
     )
 
 
-def render(page: HelpPage, *, color: bool, width: int) -> str:
+def render_page(page: HelpPage, *, color: bool, width: int) -> str:
     """Render a page in at most ``width`` columns, and at most `MAX_WIDTH`."""
     width, paint = min(width, MAX_WIDTH), _painter(color)
     labels = [label for rows in page.sections.values() for label, _ in rows]
@@ -195,12 +195,12 @@ def _wrap(text: str, width: int) -> list[str]:
 EXAMPLES = "Examples:"
 
 
-def describe(command: TyperCommand, ctx: Any) -> HelpPage:
+def help_page_of(command: TyperCommand, ctx: Any) -> HelpPage:
     """Return the help page of ``command``, whose docstring ends with a block of examples."""
     from inspect import cleandoc
 
     description, _, examples = cleandoc(command.help or "").partition(EXAMPLES)
-    sections: dict[str, list[Row]] = {}
+    sections: dict[str, list[HelpRow]] = {}
     usage = [ctx.command_path, "[OPTIONS]"]
     parameters: list[Any] = command.get_params(ctx)
     listed = [option for option in parameters if option.name not in CONNECTION_OPTIONS]
@@ -242,10 +242,10 @@ def render_brief(command: TyperCommand, ctx: Any, *, color: bool, width: int) ->
     the examples have priority, then addresses and options with a letter. Each panel in
     `FOLDED_PANELS` is one line.
     """
-    page, width, paint = describe(command, ctx), min(width, MAX_BRIEF_WIDTH), _painter(color)
+    page, width, paint = help_page_of(command, ctx), min(width, MAX_BRIEF_WIDTH), _painter(color)
     in_examples = {word.partition("=")[0] for example in page.examples for word in example.split()}
-    ranked: list[tuple[int, int, Row]] = []
-    folded: dict[str, Row] = {}
+    ranked: list[tuple[int, int, HelpRow]] = []
+    folded: dict[str, HelpRow] = {}
     parameters: list[Any] = command.get_params(ctx)
     for index, option in enumerate(parameters):
         panel = option.rich_help_panel
@@ -265,7 +265,7 @@ def render_brief(command: TyperCommand, ctx: Any, *, color: bool, width: int) ->
     lines += ["", paint(BOLD, "Examples:"), *_examples(page, width), "", paint(BOLD, "Options:")]
     label_width = min(max((len(row[0]) for _, _, row in ranked), default=0), MAX_LABEL_WIDTH)
 
-    def format_row(row: Row) -> list[str]:
+    def format_row(row: HelpRow) -> list[str]:
         name, text = row
         lines = _row(name, text, label_width, width, paint(CYAN, name))
         if len(lines) > MAX_OPTION_LINES and "; " in text:

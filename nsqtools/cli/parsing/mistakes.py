@@ -157,7 +157,7 @@ def suggest_command(path: str, typed: Sequence[str], group: Group) -> str:
     )
 
 
-def explain(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
+def usage_error_of(error: UsageError, command: str, arguments: Sequence[str]) -> ConfigurationError:
     """Return the error of a wrong command line, in our style and with a hint."""
     path = error.ctx.command_path if error.ctx else command
     if isinstance(error, NoSuchOption):

@@ -17,7 +17,7 @@ from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import OptionSet
 from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import Cell, ListingForm, write_listing, write_records
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, exit_status_of
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument
@@ -151,7 +151,7 @@ def report_changes(
     for line in summarize_changes(done):
         runtime.info(f"nsq: {line}")
     if failed:
-        return ExitStatus.PARTLY_DONE if done else status_of(failed[0][1])
+        return ExitStatus.PARTLY_DONE if done else exit_status_of(failed[0][1])
     return otherwise
 
 

@@ -24,7 +24,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import Runtime, StopSignals, stop_on_signals
+from nsqtools.cli.running.runtime import CommandSignals, Runtime, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
@@ -149,7 +149,7 @@ class RunStatus(NamedTuple):
 
     progress: Progress
     service: Service
-    signals: StopSignals
+    signals: CommandSignals
 
     def tick(self, text: Callable[[], str]) -> None:
         """Report an iteration of the working loop; ``text`` returns the progress line."""

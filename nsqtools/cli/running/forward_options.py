@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.printing import MessageFilter, Pick
+from nsqtools.cli.options.printing import MessageFilter, PickOption
 from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
@@ -69,7 +69,7 @@ class ForwardOptions(Consuming):
     """Options of a forwarder. Raises `ConfigurationError` if they contradict each other."""
 
     keep: MessageFilter
-    pick: Pick = None
+    pick: PickOption = None
     rate: Rate = 0.0
     dead_letters: DeadLetterOptions
     connection: ConsumerConnection

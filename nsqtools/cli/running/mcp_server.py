@@ -152,7 +152,7 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def serve(environ: Mapping[str, str], *, allow_changes: bool, show_messages: bool) -> None:
+def serve_mcp(environ: Mapping[str, str], *, allow_changes: bool, show_messages: bool) -> None:
     """Serve on stdin and stdout until stdin ends."""
     tools = Tools(environ, allow_changes=allow_changes, show_messages=show_messages)
 

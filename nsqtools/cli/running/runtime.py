@@ -129,7 +129,7 @@ def write_whole(descriptor: int, data: bytes, name: str = "stdout") -> None:
 # -- signals ------------------------------------------------------------------------------------
 
 
-class StopSignals:
+class CommandSignals:
     """A signal handler that stops at the first signal, and exits at the second.
 
     ``received`` is the number of the first signal, None before. ``on_first`` is called with it, and
@@ -167,7 +167,7 @@ def stop_on_signals(
     *,
     on_second: Callable[[], object] | None = None,
     additional: Iterable[signal.Signals] = (),
-) -> Iterator[StopSignals]:
+) -> Iterator[CommandSignals]:
     """Call ``stop`` on another thread at the first INT or TERM, and exit at the second.
 
     ``on_second`` is called in the handler before that exit. ``additional`` signals act like INT.
@@ -179,7 +179,7 @@ def stop_on_signals(
         # for the code that it interrupts.
         threading.Thread(target=stop, name="stop", daemon=True).start()
 
-    signals = StopSignals(start_stop, on_second)
+    signals = CommandSignals(start_stop, on_second)
     with signal_handlers((*SIGNALS, *additional), signals.handle):
         yield signals
 
@@ -200,7 +200,7 @@ def signal_handlers(
 @contextmanager
 def serving(
     runtime: Runtime, stop: Callable[[], object]
-) -> Iterator[tuple[Callable[[], None], StopSignals]]:
+) -> Iterator[tuple[Callable[[], None], CommandSignals]]:
     """Call ``stop`` on signals, and report a server to systemd.
 
     HUP ends a server on a terminal only. What it asks a daemon for is done anyway: the files of a
@@ -237,7 +237,7 @@ def exit_on_signals(on_first: Callable[[int], object] = _raise_exit) -> Iterator
     """
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with signal_handlers(
-        SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), StopSignals(on_first).handle
+        SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), CommandSignals(on_first).handle
     ):
         yield
 
@@ -277,9 +277,9 @@ def report_error(
     overrides the status of the error.
     """
     if status is None:
-        status = status_of(error)
+        status = exit_status_of(error)
     text = f"{harmless_traceback(''.join(traceback.format_exception(error)))}\n" if debug else ""
-    message, hint = explain(error)
+    message, hint = message_and_hint(error)
     if json:
         from json import dumps
 
@@ -298,7 +298,7 @@ def write_stderr(stderr: TextIO, text: str) -> None:
         stderr.flush()
 
 
-def status_of(error: Exception | None) -> ExitStatus:
+def exit_status_of(error: Exception | None) -> ExitStatus:
     """Return the exit status of ``error``, FAILED for other exceptions than ours."""
     if isinstance(error, NsqError):
         return ExitStatus[error.category.upper()]
@@ -315,13 +315,13 @@ def status_of_work(
     """
     if is_whole:
         return ExitStatus.DONE
-    return ExitStatus.PARTLY_DONE if is_anything_done else status_of(error)
+    return ExitStatus.PARTLY_DONE if is_anything_done else exit_status_of(error)
 
 
 BUG_HINT = "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints."
 
 
-def explain(error: Exception) -> tuple[str, str]:
+def message_and_hint(error: Exception) -> tuple[str, str]:
     """Return the message and the hint for an error."""
     if isinstance(error, NsqError):
         message = str(error)
@@ -345,7 +345,7 @@ def explain(error: Exception) -> tuple[str, str]:
 
 def error_document(error: Exception) -> dict[str, str | int | None]:
     """Return the error as ``--json`` prints it, by the schema ``error``."""
-    message, hint = explain(error)
+    message, hint = message_and_hint(error)
     address = ADDRESS.search(message) if isinstance(error, NsqError) else None
     other_code = "bug" if hint == BUG_HINT else "system"
     return {
@@ -353,7 +353,7 @@ def error_document(error: Exception) -> dict[str, str | int | None]:
         "message": message,
         "hint": hint or None,
         "address": address.group() if address else None,
-        "status": int(status_of(error)),
+        "status": int(exit_status_of(error)),
     }
 
 

@@ -592,11 +592,11 @@ class Top(App[Exception]):
 
     def show_messages(self, topic: str, channel: str) -> None:
         """Give the screen to a tail of a topic, or to a peek at a channel, until it ends."""
-        from nsqtools.cli.top.messages import show_messages
+        from nsqtools.cli.top.messages import tail_or_peek
 
         self._shown.clear()
         with self.suspend():
-            ended = show_messages(self.settings, topic, channel, self._runtime)
+            ended = tail_or_peek(self.settings, topic, channel, self._runtime)
         self._shown.set()
         if ended not in (None, signal.SIGINT):
             os.kill(os.getpid(), ended)

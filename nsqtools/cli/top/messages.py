@@ -21,7 +21,7 @@ from nsqtools.http.http_api import NsqdHTTPClient
 PRINTER = message_printer(False, None, None, False, b"\n", False)
 
 
-def show_messages(
+def tail_or_peek(
     settings: ClusterSettings, topic: str, channel: str, runtime: Runtime
 ) -> int | None:
     """Tail a topic, or peek at a channel; return a signal that arrived, except Ctrl-C.

@@ -27,7 +27,7 @@ LEAST_NAME = 12
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class Row(NamedTuple):
+class ScreenLine(NamedTuple):
     """A line of the screen, with a style of rich."""
 
     text: str
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 class Drawn(NamedTuple):
     """The whole screen, with the positions of the headings and the lines."""
 
-    rows: list[Row]
+    rows: list[ScreenLine]
     heading_row: int = -1
     headings: Sequence[tuple[str, int, int]] = ()  # name, begin, end
     first_line: int = 0
@@ -47,37 +47,37 @@ class Drawn(NamedTuple):
 def draw(view: TopView, width: int, height: int, bottom: str) -> Drawn:
     """Return the list on a screen of this size, with ``bottom`` as the last line."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
-        drawn = Drawn([Row(f"nsq top needs {LEAST_WIDTH} columns and {LEAST_HEIGHT} lines")])
+        drawn = Drawn([ScreenLine(f"nsq top needs {LEAST_WIDTH} columns and {LEAST_HEIGHT} lines")])
     else:
         drawn = _list(view, width, height - 1)
-    rows = drawn.rows + [Row("")] * (height - 1 - len(drawn.rows))
+    rows = drawn.rows + [ScreenLine("")] * (height - 1 - len(drawn.rows))
     if len(rows) < height:
-        rows.append(Row(bottom, "dim"))
-    exact = [Row(fit(row.text, width), row.style) for row in rows[:height]]
+        rows.append(ScreenLine(bottom, "dim"))
+    exact = [ScreenLine(fit(row.text, width), row.style) for row in rows[:height]]
     return drawn._replace(rows=exact)
 
 
 def _list(view: TopView, width: int, height: int) -> Drawn:
     lines, here = view.lines(), view.position()
     table = ListTable(view, width)
-    rows = [Row(summary(view.sample, width), "bold"), problem_line(view.problems)]
-    rows += [Row(status(view, table.columns)), Row(table.heading, "reverse")]
+    rows = [ScreenLine(cluster_line(view.sample, width), "bold"), problem_line(view.problems)]
+    rows += [ScreenLine(status(view, table.columns)), ScreenLine(table.heading, "reverse")]
     heading_row = len(rows) - 1
     view.room = room = max(1, height - len(rows))
     first = max(0, min(here - room // 2, len(lines) - room))
     for number, line in enumerate(lines[first : first + room], first):
         is_critical = line.is_silent or view.note(line) not in ("", "paused")
         style = "red" if is_critical else "yellow" if line.is_paused else ""
-        rows.append(Row(table.text(line), f"{style} reverse" if number == here else style))
+        rows.append(ScreenLine(table.text(line), f"{style} reverse" if number == here else style))
     if not lines:
-        rows += [Row(""), Row(f"  {why_empty(view)}")]
+        rows += [ScreenLine(""), ScreenLine(f"  {why_empty(view)}")]
     return Drawn(rows[:height], heading_row, table.headings, first, room)
 
 
 # -- the lines above the list ---------------------------------------------------------------------
 
 
-def summary(sample: Sample, width: int) -> str:
+def cluster_line(sample: Sample, width: int) -> str:
     """Return the cluster in one line. Parts that do not fit are left out, the last ones first."""
     sums = sums_of(sample.totals)
     silent = sum(node.is_silent for node in sample.nodes)
@@ -95,16 +95,16 @@ def summary(sample: Sample, width: int) -> str:
     return joined_to_fit(parts, width)
 
 
-def problem_line(problems: Sequence[Problem]) -> Row:
+def problem_line(problems: Sequence[Problem]) -> ScreenLine:
     """Return the problems in one line. It is never left out, so that the list stays in place."""
     serious = [p for p in problems if p.severity is not Severity.NOTE]
     if not serious:
-        return Row("no problems", "dim")
+        return ScreenLine("no problems", "dim")
     counts = Counter(problem.severity for problem in serious)
     amounts = ", ".join(f"{count} {severity.word}" for severity, count in counts.items())
     fault, worst = next(iter(group_by_kind(serious).items()))
     text = cell_text(f"! {amounts}  {summarize_kind(fault, worst)}")
-    return Row(text, "red" if fault.severity is Severity.CRITICAL else "yellow")
+    return ScreenLine(text, "red" if fault.severity is Severity.CRITICAL else "yellow")
 
 
 def problem_page(problems: Sequence[Problem]) -> list[str]:

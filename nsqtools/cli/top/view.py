@@ -49,7 +49,7 @@ class Column(NamedTuple):
     is_text: bool = False
 
 
-class View(NamedTuple):
+class ViewColumns(NamedTuple):
     """The columns of a kind of line. The first one is its name.
 
     ``shown`` are the initial columns; a narrow screen leaves out the last ones.
@@ -92,8 +92,8 @@ def _heap_mib(subject: Sum) -> float | None:
     return None if heap is None else heap / (1 << 20)
 
 
-def _view(columns: Iterable[Column], shown: str) -> View:
-    return View({column.name: column for column in columns}, shown.split())
+def _view(columns: Iterable[Column], shown: str) -> ViewColumns:
+    return ViewColumns({column.name: column for column in columns}, shown.split())
 
 
 _get = operator.attrgetter
@@ -180,10 +180,10 @@ TEXTS = frozenset(
 
 def state_text(state: NodeState) -> str:
     """Return the health of an nsqd, or the time since its last answer."""
-    return f"silent {duration_text(state.silent_s)}" if state.is_silent else state.health or "OK"
+    return f"silent {age_text(state.silent_s)}" if state.is_silent else state.health or "OK"
 
 
-def duration_text(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     """Return ``8s``, ``12m``, ``3h``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
@@ -247,7 +247,7 @@ class Line(NamedTuple):
 # -- lines --------------------------------------------------------------------------------------
 
 
-def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
+def lines_of_view(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
     """Return all lines of a view."""
     if kind is ViewKind.NODES:
         return _node_lines(sample, scope)
@@ -433,7 +433,7 @@ class TopView:
         """Return the lines that match the filter, sorted."""
         if self._lines is None:
             self.widths, look = {}, self.look
-            kept = look.filter.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
+            kept = look.filter.keep(lines_of_view(self.sample, self.kind, self.scope), self.kind)
             column = VIEWS[self.kind].columns[look.sort]
             self._lines = sort_lines(kept, column, is_reversed=look.is_reversed)
         return self._lines

@@ -68,7 +68,13 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.members import codec_of
-from nsqtools.archive.place import Entry, LocalPlace, Place, map_concurrently, translating_errors
+from nsqtools.archive.place import (
+    LocalPlace,
+    Place,
+    StoredObject,
+    map_concurrently,
+    translating_errors,
+)
 from nsqtools.archive.reader import form_of
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import (
@@ -110,12 +116,12 @@ class Folder(NamedTuple):
 BEGINNING_SIZE = 1 << 12  # One block of a file system, which holds the first lines of any archive.
 
 
-Key = Head | str
+FileKey = Head | str
 """Identifies a file in an offset: its head, or without one its path below the archive."""
 
 UNKNOWN = -1  # The count of messages in a member without an index.
 
-OnDamage = Callable[[ArchiveDamage], None]
+OnArchiveDamage = Callable[[ArchiveDamage], None]
 
 
 class FileRecord(NamedTuple):
@@ -143,7 +149,7 @@ class ListedFile:
         name: str,
         record: FileRecord | None,
         lines: bytes | None = None,
-        entry: Entry | None = None,
+        entry: StoredObject | None = None,
     ) -> None:
         self.place = place
         self.shown = str(place)
@@ -161,7 +167,7 @@ class ListedFile:
         self.stamp, self.is_settled = (0, 0), False  # The state of the last listing.
 
     @property
-    def key(self) -> Key:
+    def key(self) -> FileKey:
         return self.head or self.name
 
     def members(self) -> list[Member]:
@@ -341,7 +347,7 @@ class Listing:
         self._folders: dict[Path, Folder] = {}
         self._cache: dict[Path, ListedFile] = {}
 
-    def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
+    def files(self, on_damage: OnArchiveDamage) -> dict[FileKey, ListedFile]:
         """Return the current files, sorted by name.
 
         Raises `NotFoundError` for a missing place, and `OutputError` for an unreadable one.
@@ -372,7 +378,7 @@ class Listing:
         return dict(sorted(files.items(), key=lambda item: item[1].name))
 
     def _walk(
-        self, root: Path, cache: Mapping[Path, Folder], on_damage: OnDamage
+        self, root: Path, cache: Mapping[Path, Folder], on_damage: OnArchiveDamage
     ) -> Iterator[Folder]:
         """Yield a directory and those below it that are not hidden, each once; or a single file."""
         if not root.is_dir():
@@ -423,8 +429,10 @@ class Listing:
         warn_of_links(path, links)
         return folder
 
-    def _unite(self, paths: Iterable[_ListedPath], on_damage: OnDamage) -> dict[Key, ListedFile]:
-        files: dict[Key, ListedFile] = {}
+    def _unite(
+        self, paths: Iterable[_ListedPath], on_damage: OnArchiveDamage
+    ) -> dict[FileKey, ListedFile]:
+        files: dict[FileKey, ListedFile] = {}
         cache, self._cache = self._cache, {}
         for listed in paths:
             if listed.path in self._cache:  # Another root contains it as well.
@@ -475,7 +483,7 @@ def head_at(index: Path) -> Head | None:
         return split_head(file.readline(100))[0]
 
 
-def _add(files: dict[Key, ListedFile], file: ListedFile, on_damage: OnDamage) -> None:
+def _add(files: dict[FileKey, ListedFile], file: ListedFile, on_damage: OnArchiveDamage) -> None:
     """Add a file. Of two files with one identity, keep the one whose members include the other's.
 
     A file that is being moved is listed twice. Raises ``OSError``.
@@ -509,7 +517,7 @@ class StoredListing:
         self._topics = settings.wanted_topics
         self._cache: dict[Place, ListedFile] = {}
 
-    def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
+    def files(self, on_damage: OnArchiveDamage) -> dict[FileKey, ListedFile]:
         """Return the current files, sorted by name.
 
         Raises `NotFoundError` for an empty place that is not a whole bucket, and `OutputError`.
@@ -521,12 +529,12 @@ class StoredListing:
                     listed = self._files_in(place, folder, entries)
                     files += (file for file in listed if not file.has_none_within(self._within))
         self._cache = {file.place: file for file in files}
-        unique: dict[Key, ListedFile] = {}
+        unique: dict[FileKey, ListedFile] = {}
         for file in sorted(files, key=lambda file: file.name):
             _add(unique, file, on_damage)
         return unique
 
-    def _folders(self, place: Place) -> Iterator[tuple[str, dict[str, Entry]]]:
+    def _folders(self, place: Place) -> Iterator[tuple[str, dict[str, StoredObject]]]:
         """Yield the entries of each folder of a topic, and all others as one folder."""
         direct, folders = place.children()
         if place.name and not direct and not folders:
@@ -546,7 +554,7 @@ class StoredListing:
         yield "", others
 
     def _files_in(
-        self, place: Place, folder: str, entries: Mapping[str, Entry]
+        self, place: Place, folder: str, entries: Mapping[str, StoredObject]
     ) -> list[ListedFile]:
         """Return the files among some entries, with records from cache, catalog and manifests."""
         names = list(filter(is_visible, entries))
@@ -592,7 +600,7 @@ class StoredListing:
         return existing
 
 
-def _read_manifest(place: Place, entry: Entry) -> FileRecord | None:
+def _read_manifest(place: Place, entry: StoredObject) -> FileRecord | None:
     """Return the record in a manifest, None if it belongs to another file. Raises ``OSError``."""
     try:
         document = json.loads(place.parent.read(hidden_name(place.name, MANIFEST)))
@@ -606,7 +614,9 @@ def _read_manifest(place: Place, entry: Entry) -> FileRecord | None:
         return None
 
 
-def _read_catalog(place: Place, folder: str, entries: Mapping[str, Entry]) -> dict[str, FileRecord]:
+def _read_catalog(
+    place: Place, folder: str, entries: Mapping[str, StoredObject]
+) -> dict[str, FileRecord]:
     """Return the records of the listed objects in a catalog, none if it is damaged."""
     try:
         rows = [json.loads(line) for line in place.read().splitlines()]
@@ -638,7 +648,7 @@ class ArchiveListing:
     def __init__(self, settings: ReadSettings, within: TimeRange = ALL_TIMES) -> None:
         self._listings = Listing(settings), StoredListing(settings, within)
 
-    def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
+    def files(self, on_damage: OnArchiveDamage) -> dict[FileKey, ListedFile]:
         """Return the current files. Raises `NotFoundError` and `OutputError`."""
         directories, stores = self._listings
         # Directories come first, because a file may be uploaded and deleted between the listings.

@@ -23,7 +23,7 @@ from nsqtools.archive.layout import Head, Member, TimeRange, end_of
 from nsqtools.archive.place import map_concurrently
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.archives.archive_files import ArchiveListing, Key, ListedFile
+from nsqtools.spark.archives.archive_files import ArchiveListing, FileKey, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
     Offset,
@@ -68,8 +68,8 @@ class ArchiveStream:
         self._stream = stream
         self._report_damage = damage_reporter(settings)
         self._listing = ArchiveListing(settings)
-        self._listed: dict[Key, ListedFile] = {}
-        self._frozen: Mapping[Key, Unread] | None = None
+        self._listed: dict[FileKey, ListedFile] = {}
+        self._frozen: Mapping[FileKey, Unread] | None = None
         self._names: dict[Head, str] = {}  # The names of existing files that are not read yet.
         self._reported: set[str] = set()
         self._reached: Offset | None = None
@@ -133,7 +133,7 @@ class ArchiveStream:
         self._frozen = None
         self._frozen = {file.key: file for file in self._unread(Offset(), self._files())}
 
-    def _unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> Iterator[Unread]:
+    def _unread(self, start: Offset, files: Mapping[FileKey, ListedFile]) -> Iterator[Unread]:
         """Yield the selected files with unread bytes."""
         unread = list(self._unread_files(start, files))
         selected = map_concurrently(
@@ -152,8 +152,8 @@ class ArchiveStream:
             yield Unread(file, begin, end, is_finished)
 
     def _unread_files(
-        self, start: Offset, files: Mapping[Key, ListedFile]
-    ) -> Iterator[tuple[Key, ListedFile]]:
+        self, start: Offset, files: Mapping[FileKey, ListedFile]
+    ) -> Iterator[tuple[FileKey, ListedFile]]:
         for key, file in files.items():
             if self._frozen is not None and key not in self._frozen:
                 continue
@@ -223,7 +223,7 @@ class ArchiveStream:
         return partitions_of(parts, self._settings)
 
     def _parts(
-        self, start: Offset, end: Offset, heads: list[Head], files: Mapping[Key, ListedFile]
+        self, start: Offset, end: Offset, heads: list[Head], files: Mapping[FileKey, ListedFile]
     ) -> Iterator[Part]:
         for head in heads:
             if self._is_lost(head, start, files) or self._is_lost(head, end, files):
@@ -249,11 +249,11 @@ class ArchiveStream:
 
     # -- lost data ------------------------------------------------------------------------------
 
-    def _files(self) -> dict[Key, ListedFile]:
+    def _files(self) -> dict[FileKey, ListedFile]:
         self._listed = self._listing.files(self._report_once)
         return self._listed
 
-    def _files_with(self, heads: list[Head]) -> dict[Key, ListedFile]:
+    def _files_with(self, heads: list[Head]) -> dict[FileKey, ListedFile]:
         """List the files, repeatedly while one is missing, which may be moving."""
         for _ in range(MISSING_TRIES):
             files = self._files()
@@ -262,7 +262,7 @@ class ArchiveStream:
             sleep(MISSING_PAUSE_S)
         return files
 
-    def _deleted_unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> list[Head]:
+    def _deleted_unread(self, start: Offset, files: Mapping[FileKey, ListedFile]) -> list[Head]:
         """Report and return the files that had messages and were deleted without being read."""
         gone = [head for head in start.unread if head not in files]
         for writer, spans in spans_of(gone).items():
@@ -275,7 +275,7 @@ class ArchiveStream:
     def _name(self, head: Head) -> str:
         return self._names.get(head) or f"file {head.number} of writer {head.writer}"
 
-    def _report_gaps(self, start: Offset, files: Mapping[Key, ListedFile]) -> None:
+    def _report_gaps(self, start: Offset, files: Mapping[FileKey, ListedFile]) -> None:
         """Log the missing numbers of files between those that this stream has listed.
 
         The files may have been deleted before the first listing, or never been written: see
@@ -297,7 +297,7 @@ class ArchiveStream:
                     ", ".join(self._settings.paths),
                 )
 
-    def _is_lost(self, head: Head, offset: Offset, files: Mapping[Key, ListedFile]) -> bool:
+    def _is_lost(self, head: Head, offset: Offset, files: Mapping[FileKey, ListedFile]) -> bool:
         """Return, and report, whether a file lacks data that an offset counts as read."""
         if head not in files:
             self._report_loss(f"{self._name(head)} is gone")

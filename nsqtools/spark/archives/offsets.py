@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from nsqtools.archive.layout import ALL_TIMES, Head, Member, TimeRange
 from nsqtools.archive.place import map_concurrently
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.archive_files import UNKNOWN, Key, ListedFile
+from nsqtools.spark.archives.archive_files import UNKNOWN, FileKey, ListedFile
 from nsqtools.spark.archives.read_settings import BatchLimits
 
 VERSION = 1
@@ -231,7 +231,7 @@ class Unread(NamedTuple):
     is_finished: bool
 
     @property
-    def key(self) -> Key:
+    def key(self) -> FileKey:
         return self.file.key
 
     def members(self) -> list[Member]:
@@ -273,9 +273,9 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
     return replace(end, within=start.within, unread=frozenset(unread), began=began)
 
 
-def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
+def _admit(files: list[Unread], limits: BatchLimits) -> dict[FileKey, int]:
     """Return the files of a batch, each with the position where the batch ends."""
-    ends: dict[Key, int] = {}
+    ends: dict[FileKey, int] = {}
     rows = size = 0
     files = sorted(files, key=lambda unread: unread.file.first_ts)
     is_remote = any(unread.file.entry is not None for unread in files)

@@ -17,13 +17,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from nsqtools.archive.form import FileForm, LineKind
 from nsqtools.archive.layout import ALL_TIMES, Member, TimeRange, decode_index, encode_members
-from nsqtools.archive.place import Entry, map_concurrently, translating_errors
+from nsqtools.archive.place import StoredObject, map_concurrently, translating_errors
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
     ArchiveListing,
-    Key,
+    FileKey,
     ListedFile,
-    OnDamage,
+    OnArchiveDamage,
 )
 from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, report_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -45,14 +45,14 @@ class Range(NamedTuple):
     """
 
     path: str
-    key: Key
+    key: FileKey
     content: FileForm
     begin: int
     end: int
     shown: str
     """The path in rows and reports, which is that of the finished file."""
     lines: bytes = b""
-    entry: Entry | None = None
+    entry: StoredObject | None = None
 
     @property
     def members(self) -> list[Member]:
@@ -212,14 +212,14 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
     return partitions_of(_parts(files, settings, on_damage), settings)
 
 
-def damage_reporter(settings: ReadSettings) -> OnDamage:
+def damage_reporter(settings: ReadSettings) -> OnArchiveDamage:
     """Return a function that reports damage of whole files during planning."""
     return lambda damage: report_damage(
         settings.damage_path, f"{damage.file} {damage.pos}", [damage], MOVE_AWAY
     )
 
 
-def is_read(file: ListedFile, settings: ReadSettings, on_damage: OnDamage) -> bool:
+def is_read(file: ListedFile, settings: ReadSettings, on_damage: OnArchiveDamage) -> bool:
     """Return whether a file is selected and readable; report an unreadable one."""
     content = file.content()
     if problem := file_refusal(content, settings, has_index=file.has_index):
@@ -235,7 +235,7 @@ def is_read(file: ListedFile, settings: ReadSettings, on_damage: OnDamage) -> bo
 
 
 def _parts(
-    files: Iterable[ListedFile], settings: ReadSettings, on_damage: OnDamage
+    files: Iterable[ListedFile], settings: ReadSettings, on_damage: OnArchiveDamage
 ) -> Iterator[Part]:
     def part_of(file: ListedFile) -> Part | None:
         return (file, file.readable()) if is_read(file, settings, on_damage) else None

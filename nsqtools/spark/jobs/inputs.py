@@ -64,7 +64,7 @@ class Choice(NamedTuple):
 MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
 
 
-def read_messages(
+def select_messages(
     spark: SparkSession, inputs: Inputs, choice: Choice, used: Collection[str] = MESSAGE_COLUMNS
 ) -> DataFrame:
     """Read the selected messages in the columns of `MESSAGE_COLUMNS`.

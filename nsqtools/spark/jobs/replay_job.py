@@ -36,7 +36,7 @@ from nsqtools.spark.jobs.inputs import (
     Choice,
     has_bare_bodies,
     list_archives,
-    read_messages,
+    select_messages,
     warn_of_bare_bodies,
 )
 from nsqtools.spark.publishing.row_outcomes import LOCK, PublishReport, read_entries
@@ -315,7 +315,7 @@ class ReplayJob:
         # the default parallelism.
         partitions = 1 if self._ledger is not None else 0
         choice = Choice((), within, request.delimiter, self._damage_path, partitions)
-        rows = read_messages(self._spark, inputs, choice)
+        rows = select_messages(self._spark, inputs, choice)
         if request.where:
             rows = rows.where(request.where)
         return rows.withColumn("topic", target_topic(request.topics)).select(*PUBLISHED)

@@ -23,7 +23,7 @@ from nsqtools.archive.finding import Inputs
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.read_settings import moment
-from nsqtools.spark.jobs.inputs import Choice, read_messages, warn_of_bare_bodies
+from nsqtools.spark.jobs.inputs import Choice, select_messages, warn_of_bare_bodies
 
 MAX_ROWS = 100_000  # The driver collects all rows, and a longer report has no reader.
 MAX_GAPS = 1000
@@ -41,9 +41,9 @@ def make_report(
 ) -> Document:
     """Read the messages twice, for the figures and for the gaps. Raises `NsqError`."""
     warn_of_bare_bodies(inputs, choice.within)
-    intervals, topics = collect_figures(read_messages(spark, inputs, choice), step_ns)
+    intervals, topics = collect_figures(select_messages(spark, inputs, choice), step_ns)
     times = ("topic", "ts_ns")  # Gaps need no bodies, which are most of the data.
-    gaps, gap_count = collect_gaps(read_messages(spark, inputs, choice, times), gap_ns)
+    gaps, gap_count = collect_gaps(select_messages(spark, inputs, choice, times), gap_ns)
     return {
         "sources": list(map(str, inputs.places)),
         "by_s": step_ns / NS,

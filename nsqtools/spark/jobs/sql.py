@@ -33,7 +33,7 @@ from nsqtools.spark.spark_settings import PUSHDOWN_CONF, SparkSettings
 
 ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 
-Plain = str | int | float | bool | None
+SqlValue = str | int | float | bool | None
 
 INT_MAX = 2**31 - 1  # Java's largest int, and so the largest LIMIT.
 
@@ -175,7 +175,7 @@ class QueryRows:
             return iter(self._frame.limit(count).collect())
         return self._frame.toLocalIterator(prefetchPartitions=True)
 
-    def cells(self, row: Row) -> list[Plain]:
+    def cells(self, row: Row) -> list[SqlValue]:
         """Return a row of a table."""
         return [cell(value) for value in self._values(row)]
 
@@ -207,7 +207,7 @@ def zoned(value: Any, kind: DataType) -> Any:
     return value
 
 
-def cell(value: Any) -> Plain:
+def cell(value: Any) -> SqlValue:
     """Convert a value for a table: bytes to text with escapes, structures to JSON."""
     if value is None or type(value) is int:
         return value

@@ -166,7 +166,7 @@ def sink_plan(
     return plan
 
 
-def make_folders(plan: SinkPlan) -> None:
+def create_output_folders(plan: SinkPlan) -> None:
     """Create the directories of the job's output. Raises `OutputError`."""
     # Writing a probe now keeps a job from failing for a directory after it has published.
     outcome_folder = LocalPlace(plan.outcome.parent) if plan.outcome is not None else None
@@ -221,7 +221,7 @@ def _task_rate(options: Options, environ: Mapping[str, str]) -> float:
 
 def prepared(plan: SinkPlan) -> SinkPlan:
     """Return the plan with addresses, and create the directories. Raises `NsqError`."""
-    make_folders(plan)
+    create_output_folders(plan)
     addresses = tuple(str(parse_address(text)) for text in plan.connection.nsqd_tcp_addresses)
     return replace(plan, addresses=addresses or nsqd_addresses(plan.connection))
 
@@ -321,7 +321,7 @@ class RowSpan:
     counts: RowCounts = field(default_factory=RowCounts)
 
 
-def advance(entry: LedgerEntry, spans: deque[RowSpan]) -> None:
+def record_finished_spans(entry: LedgerEntry, spans: deque[RowSpan]) -> None:
     """Remove the finished spans at the beginning, and add them to the entry of the ledger."""
     while spans and not spans[0].pending:
         span = spans.popleft()
@@ -436,7 +436,7 @@ class PublishTask:
         self._check()
         self._begin(stop - start)
         if not groups:
-            advance(self._entry, self._spans)
+            record_finished_spans(self._entry, self._spans)
         for topic, defer_s, indexes, bodies in groups:
             on_outcome = partial(self._on_outcome, span, chunk, indexes)
             self._publisher.publish(topic, bodies, on_outcome, defer_s=defer_s)
@@ -497,7 +497,7 @@ class PublishTask:
             span.counts.rejected += not is_unknown
             self._refuse(span, chunk, indexes[index], batch.topic, str(error))
         span.pending -= 1
-        advance(self._entry, self._spans)
+        record_finished_spans(self._entry, self._spans)
 
     def _refuse(self, span: RowSpan, chunk: Chunk, index: int, topic: str, reason: str) -> None:
         row = chunk.first_row + index

@@ -106,7 +106,7 @@ class PublishReport(RowCounts):
         return self.rejected + self.unknown - self.dead_lettered
 
 
-def total(reports: Iterable[PublishReport]) -> PublishReport:
+def sum_of_reports(reports: Iterable[PublishReport]) -> PublishReport:
     """Return the sum of reports."""
     result = PublishReport()
     for report in reports:
@@ -128,7 +128,7 @@ def summary(report: PublishReport) -> str:
     return line + (f", up to {report.repeated} twice" if report.repeated else "")
 
 
-def document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
+def report_document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
     """Return the counts as a JSON document; ``is_complete`` is whether all tasks ended."""
     return {"confirmed": report.confirmed, **asdict(report), "is_complete": is_complete}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.history import History
-from nsqtools.cluster.queue_rows import Key
+from nsqtools.cluster.queue_rows import QueueKey
 from nsqtools.cluster.texts import duration_text, rate_text
 
 UNKNOWN = "—"
@@ -125,7 +125,7 @@ class ChartLine(NamedTuple):
     column: str
     label: str
     quantity: str
-    keys: Sequence[Key]
+    keys: Sequence[QueueKey]
 
 
 class Figure(NamedTuple):
@@ -149,7 +149,11 @@ class Charts(NamedTuple):
 
 
 def figures_of(
-    key: Key, channels: Sequence[str] = (), *, is_split: bool = False, has_latency: bool = False
+    key: QueueKey,
+    channels: Sequence[str] = (),
+    *,
+    is_split: bool = False,
+    has_latency: bool = False,
 ) -> tuple[Figure, ...]:
     """Return the charts of a channel, an nsqd, or a topic with its channels.
 
@@ -162,7 +166,9 @@ def figures_of(
         consumed = [("", topic, name) for name in channels]
         all_queues = [key, *consumed]
 
-    def figure(name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[Key]]) -> Figure:
+    def figure(
+        name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[QueueKey]]
+    ) -> Figure:
         if not is_split:
             chart_lines = [
                 ChartLine(quantity, label, quantity, keys) for quantity, label, keys in lines
@@ -192,7 +198,9 @@ def range_of(text: str) -> str:
     return text if text in RANGES else RANGE
 
 
-def columns_of(history: History, figures: Sequence[Figure], since_s: float) -> dict[str, Points]:
+def points_by_column(
+    history: History, figures: Sequence[Figure], since_s: float
+) -> dict[str, Points]:
     """Return the points of every line, by its column."""
     return {
         line.column: history.series(line.keys, line.quantity, since_s=since_s)
@@ -203,8 +211,8 @@ def columns_of(history: History, figures: Sequence[Figure], since_s: float) -> d
 
 def numbers_of(history: History, figures: Sequence[Figure], range_name: str) -> dict[str, Any]:
     """Return the points of every line over a range, as columns with the times ``t``."""
-    points_by_column = columns_of(history, figures, time.time() - RANGES[range_name])
-    columns = {name: dict(points) for name, points in points_by_column.items()}
+    lines = points_by_column(history, figures, time.time() - RANGES[range_name])
+    columns = {name: dict(points) for name, points in lines.items()}
     times = sorted({at_s for column in columns.values() for at_s in column})
     return {
         "range_s": RANGES[range_name],
@@ -216,7 +224,7 @@ def numbers_of(history: History, figures: Sequence[Figure], range_name: str) -> 
 def point_of(history: History, figures: Sequence[Figure], since_s: float) -> dict[str, Any] | None:
     """Return the newest values, for the charts of an open page."""
     point: dict[str, Any] = {}
-    for name, points in columns_of(history, figures, since_s).items():
+    for name, points in points_by_column(history, figures, since_s).items():
         if points:
             point["t"], point[name] = points[-1]
     return point or None

@@ -33,17 +33,17 @@ from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.stats import NsqdStats
 from nsqtools.web.api import newest_version
-from nsqtools.web.pages.site import Site, Values, sanitize_name
+from nsqtools.web.pages.site import PageValues, Site, sanitize_name
 from nsqtools.web.pages.snapshot import (
     SHOWN,
     SORTS,
     QueueQuery,
     Snapshot,
     contains_words,
-    lines_of,
     page_number,
     page_of,
-    read_query,
+    page_of_queues,
+    parse_query,
 )
 
 MAX_CONSUMERS = 200
@@ -56,7 +56,7 @@ def _named(request: Request, name: str) -> str:
     return value
 
 
-def show_queues(site: Site, request: Request) -> Values:
+def show_queues(site: Site, request: Request) -> PageValues:
     """Return the values of the page of a topic or channel, or of the list of all queues.
 
     Raises `NotFoundError`.
@@ -67,7 +67,7 @@ def show_queues(site: Site, request: Request) -> Values:
     snapshot = site.snapshot()
     row = _row(snapshot, topic, channel)
     topic, channel = row.topic, row.channel
-    values: Values = {
+    values: PageValues = {
         "topic": topic,
         "channel": channel,
         "row": row,
@@ -104,10 +104,10 @@ def _row(snapshot: Snapshot, topic: str, channel: str) -> QueueRow:
     raise NotFoundError(f"no nsqd that answers has the {label}", hint=hint)
 
 
-def _overview(site: Site, request: Request) -> Values:
-    query = read_query(request.query_params)
+def _overview(site: Site, request: Request) -> PageValues:
+    query = parse_query(request.query_params)
     snapshot = site.snapshot()
-    lines = lines_of(snapshot.totals, query, snapshot.growth)
+    lines = page_of_queues(snapshot.totals, query, snapshot.growth)
     nodes = [node for node in snapshot.reports if contains_words(node, query.text)]
     return site.frame(
         request,
@@ -138,7 +138,7 @@ def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
     return links
 
 
-def show_nodes(site: Site, request: Request) -> Values:
+def show_nodes(site: Site, request: Request) -> PageValues:
     """Return the values of the list of nsqd, or of the page of the nsqd in the request.
 
     Raises `NotFoundError` for an unknown address, because only nsqd of the cluster are queried.
@@ -182,7 +182,7 @@ def show_nodes(site: Site, request: Request) -> Values:
         error=error,
         sums=_sums_of_node(snapshot, address),
         charts=site.charts(request, (address, "", "")),
-        lines=lines_of(rows, QueueQuery(page=page_number(request.query_params))),
+        lines=page_of_queues(rows, QueueQuery(page=page_number(request.query_params))),
         page_address=lambda page: site.to.page("/nodes", node=address, page=f"{page}"),
         now_s=time.time(),
     )
@@ -215,7 +215,7 @@ def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
 MAX_INACTIVE = 200
 
 
-def show_lookup(site: Site, request: Request) -> Values:
+def show_lookup(site: Site, request: Request) -> PageValues:
     """Return the values of the page of nsqlookupd."""
     cluster = site.context.cluster
 
@@ -318,7 +318,7 @@ def connections(site: Site, topic: str = "", channel: str = "") -> list[Consumer
     return site.recent(("consumers", *queue), ask)[1]
 
 
-def show_consumers(site: Site, request: Request) -> Values:
+def show_consumers(site: Site, request: Request) -> PageValues:
     """Return the values of the list of consumers."""
     text = request.query_params.get("q", "")[:200]
     programs = programs_of(connections(site), text)
@@ -333,7 +333,7 @@ def show_consumers(site: Site, request: Request) -> Values:
     )
 
 
-def show_consumer(site: Site, request: Request) -> Values:
+def show_consumer(site: Site, request: Request) -> PageValues:
     """Return the values of one program's page. Raises `NotFoundError`."""
     identity = hostname, client_id = _named(request, "hostname"), _named(request, "client_id")
     for program in programs_of(connections(site)):

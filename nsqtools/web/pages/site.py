@@ -42,7 +42,7 @@ from starlette.routing import Route
 from nsqtools import __version__
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import group_by_kind
-from nsqtools.cluster.queue_rows import Key
+from nsqtools.cluster.queue_rows import QueueKey
 from nsqtools.cluster.sampling import NO_SAMPLE, Sample
 from nsqtools.cluster.texts import clock_text, format_utc
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -53,8 +53,8 @@ from nsqtools.web.pages import figures
 from nsqtools.web.pages.snapshot import Snapshot
 
 V = TypeVar("V")
-Values = dict[str, Any]
-Make = Callable[["Site", Request], Values]
+PageValues = dict[str, Any]
+Make = Callable[["Site", Request], PageValues]
 
 # An open stream sends a comment at this interval. A failed write shows that the client has left.
 KEEP_ALIVE_S = 15.0
@@ -82,12 +82,12 @@ class Site:
         """Return the answer of ``ask`` since the latest sample, or ask now."""
         return self._recent.get(question, ask, self.context.watcher.latest)
 
-    def trend(self, key: Key, quantity: str) -> figures.Spark:
+    def trend(self, key: QueueKey, quantity: str) -> figures.Spark:
         """Return the trend of a queue over the last minutes."""
         since_s = time.time() - figures.TREND_S
         return figures.spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
 
-    def frame(self, request: Request, template: str, title: str, **values: Any) -> Values:
+    def frame(self, request: Request, template: str, title: str, **values: Any) -> PageValues:
         """Return the values of a page: those of the frame, and ``values``."""
         context, snapshot = self.context, self.snapshot()
         lookupds = set(context.cluster.lookupds)
@@ -110,7 +110,7 @@ class Site:
             **values,
         }
 
-    def charts(self, request: Request, key: Key) -> figures.Charts:
+    def charts(self, request: Request, key: QueueKey) -> figures.Charts:
         """Return the charts of a queue or nsqd, by the parameters of the request."""
         node, topic, channel = key
         parameters = request.query_params
@@ -142,7 +142,7 @@ class Site:
         range_name = figures.range_of(parameters.get("range", ""))
         return JSONResponse(figures.numbers_of(self.context.watcher.history, charts, range_name))
 
-    def _figures(self, key: Key, split: str) -> Sequence[figures.Figure]:
+    def _figures(self, key: QueueKey, split: str) -> Sequence[figures.Figure]:
         rows = [row for row in self.snapshot().channels(key[1]) if key[2] in ("", row.channel)]
         channels = split.split(",") if split else [row.channel for row in rows]
         has_latency = any(row.latency for row in rows)
@@ -169,7 +169,7 @@ class Site:
 
         def ask(_: Rendering | None) -> Rendering:
             values = make(self, request)
-            page, pieces = render(values)
+            page, pieces = render_template(values)
             return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
         query = [item for item in request.query_params.multi_items() if item[0] != "live"]
@@ -181,7 +181,9 @@ class Site:
     ) -> Response:
         """Return a page that is not live. It is not shared, so it may contain the form token."""
         values["csrf_token"] = self.context.token(request)
-        return HTMLResponse(render(self.frame(request, template, title, **values))[0], status)
+        return HTMLResponse(
+            render_template(self.frame(request, template, title, **values))[0], status
+        )
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the page of an error."""
@@ -338,7 +340,7 @@ class Pieces:
         }
 
 
-def render(values: Values) -> tuple[str, Pieces]:
+def render_template(values: PageValues) -> tuple[str, Pieces]:
     """Return a page, and its pieces."""
     pieces, template = Pieces(), environment().get_template(values["template"])
     return template.render(**values, part=pieces.part, list=pieces.list), pieces

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from nsqtools.cluster.problems import EarlierTotals, Problem, Severity, find_problems
-from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
+from nsqtools.cluster.queue_rows import QueueKey, QueueRow, sums_of
 from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.cluster.stats_documents import COLUMNS
 
@@ -24,7 +24,7 @@ class Snapshot:
         self,
         sample: Sample,
         earlier: EarlierTotals | None = None,
-        oldest_s: Mapping[Key, float] | None = None,
+        oldest_s: Mapping[QueueKey, float] | None = None,
     ) -> None:
         self.sample = sample
         self._oldest_s = oldest_s or {}
@@ -153,7 +153,7 @@ class QueueQuery(NamedTuple):
         return "?" + urlencode(changed, errors="replace") if changed else "?"
 
 
-def read_query(parameters: Mapping[str, str]) -> QueueQuery:
+def parse_query(parameters: Mapping[str, str]) -> QueueQuery:
     """Parse the query of an address. Invalid values are ignored."""
     sort = parameters.get("sort", "")
     show = parameters.get("show", "")
@@ -199,10 +199,10 @@ def page_of(rows: Sequence[T], page: int, counts: Mapping[str, int] | None = Non
     return TablePage(rows[first : first + PAGE_LINES], len(rows), page, pages, counts or {})
 
 
-def lines_of(
+def page_of_queues(
     totals: Iterable[QueueRow],
     query: QueueQuery,
-    growth: Mapping[Key, float] | None = None,
+    growth: Mapping[QueueKey, float] | None = None,
 ) -> TablePage[QueueRow]:
     """Return the page of the table for a query, the last page if there are fewer."""
     rows = [

@@ -20,7 +20,7 @@ from nsqtools.cli.options.connection import (
     ViewedCluster,
 )
 from nsqtools.cli.parsing import app
-from nsqtools.cli.running.runtime import Runtime, explain
+from nsqtools.cli.running.runtime import Runtime, message_and_hint
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConnectionFailed
@@ -269,7 +269,7 @@ def test_the_hint_suggests_a_first_step_where_no_nsqd_runs(run_nsq: RunNsq, comm
     assert "NSQ_LOOKUPD_HTTP_ADDRESS" in result.err
     # an address that only begins like the default one gets no such hint
     error = ConnectionFailed("cannot connect to 127.0.0.1:41500 (connection refused)", hint="Look.")
-    assert explain(error)[1] == "Look."
+    assert message_and_hint(error)[1] == "Look."
 
 
 @pytest.mark.parametrize(

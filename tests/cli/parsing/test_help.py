@@ -16,7 +16,7 @@ from nsqtools.cli import registry
 from nsqtools.cli.main import quick_answer
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.app import LazyGroup, command_tree
-from nsqtools.cli.parsing.help import CONNECTION_OPTIONS, HelpPage, render
+from nsqtools.cli.parsing.help import CONNECTION_OPTIONS, HelpPage, render_page
 from nsqtools.cli.running.runtime import Runtime
 
 COMMANDS = all_commands()
@@ -89,7 +89,7 @@ def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(run_n
 def test_a_long_example_is_wrapped_with_a_backslash_outside_quotes() -> None:
     page = HelpPage("nsq", "", {}, ["nsq tail -t clicks --grep 'x -y | z' --count 10 | wc -l"])
 
-    examples = render(page, color=False, width=40).partition("Examples:\n")[2]
+    examples = render_page(page, color=False, width=40).partition("Examples:\n")[2]
 
     assert examples == ("  nsq tail -t clicks --grep 'x -y | z' \\\n      --count 10 | wc -l\n")
 

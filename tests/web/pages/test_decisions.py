@@ -16,7 +16,7 @@ from nsqtools.web.pages import figures
 from nsqtools.web.pages.messages import MAX_SHOWN, shown_body
 from nsqtools.web.pages.queues import programs_of
 from nsqtools.web.pages.site import Addresses
-from nsqtools.web.pages.snapshot import QueueQuery, Snapshot, lines_of, read_query
+from nsqtools.web.pages.snapshot import QueueQuery, Snapshot, page_of_queues, parse_query
 
 
 def row(topic: str, channel: str = "", **values: object) -> QueueRow:
@@ -34,7 +34,8 @@ def sample(*rows: QueueRow, failures: tuple[DaemonFailure, ...] = ()) -> Sample:
 
 def names(query: QueueQuery, *rows: QueueRow) -> list[str]:
     return [
-        f"{row_of_page.topic}/{row_of_page.channel}" for row_of_page in lines_of(rows, query).rows
+        f"{row_of_page.topic}/{row_of_page.channel}"
+        for row_of_page in page_of_queues(rows, query).rows
     ]
 
 
@@ -46,7 +47,7 @@ def test_the_deepest_queue_is_first_and_redundant_topics_are_hidden() -> None:
     assert names(QueueQuery(text="A TWO"), *rows) == ["a/two"]
     assert names(QueueQuery(sort="name", is_ascending=True), *rows)[0] == "a/one"
     assert names(QueueQuery(shown="unconsumed"), *rows) == ["a/two", "a/one"]
-    growing = lines_of(rows, QueueQuery(sort="growth"), {("", "b", "one"): 2.0})
+    growing = page_of_queues(rows, QueueQuery(sort="growth"), {("", "b", "one"): 2.0})
     assert growing.rows[0].topic == "b"
 
 
@@ -55,10 +56,10 @@ def test_the_deepest_queue_is_first_and_redundant_topics_are_hidden() -> None:
 def test_any_parameters_are_a_query_and_any_query_has_an_address(
     parameters: dict[str, str],
 ) -> None:
-    query = read_query(parameters)
+    query = parse_query(parameters)
 
     assert query.address().startswith("?")
-    assert lines_of([row("a")], query).pages == 1
+    assert page_of_queues([row("a")], query).pages == 1
 
 
 def test_growth_and_the_time_to_drain_follow_from_two_samples() -> None:
