@@ -145,7 +145,9 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
         other.post("/channel/create", topic="clicks", channel=channel)
     places = [serves(a_nsqlookupd(port, identified)), other.tcp_address, "a..b:4160"]
     flags = [f"-lookupd-tcp-address={address}" for address in places]
-    flags += ["-http-client-connect-timeout=200ms", "-http-client-request-timeout=300ms"]
+    # The dripping one takes all of this time, in which the other has to answer.
+    patience = f"{patience_s(300):.0f}ms"
+    flags += [f"-http-client-{kind}-timeout={patience}" for kind in ("connect", "request")]
     nsqd = embedded_nsqd(*flags)
     nsqd.create_topic("early")
     assert identified.wait(TIMEOUT_S)
