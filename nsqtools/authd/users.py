@@ -45,9 +45,8 @@ from nsqtools.protocol.go_regexp import Matcher, compile_go_regexp
 TOKEN_PREFIX = "sha256$"
 ANYTHING = ".*"
 _TOKEN_HASH = re.compile(r"sha256\$([0-9a-fA-F]{64})")
-_NAME = re.compile(
-    r"[^\s:\x00-\x1f\x7f\ud800-\udfff]{1,256}"
-)  # a colon would end it in USER:SECRET
+# A colon would end the name in USER:SECRET, and TOML has no surrogates.
+_NAME = re.compile(r"[^\s:\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
