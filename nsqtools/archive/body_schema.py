@@ -23,8 +23,11 @@ from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
 
-# Deeper definitions refer to themselves, as those of a tree do.
 MAX_DEPTH = 20
+STEP = ""
+References = tuple[str, ...]
+"""The references that lead to a schema, with a `STEP` for each level between them."""
+Resolved = tuple[Mapping[str, Any], References]
 _NAMES = dict(zip(("boolean", "integer", "number", "string"), PLAIN_TYPES.values(), strict=True))
 _NAME_OF = dict(zip(PLAIN_TYPES, _NAMES, strict=True))
 _NUMBERS = {"integer", "number"}
@@ -80,23 +83,23 @@ class _Reader:
         self._document = document
         self._skip = skip
 
-    def fields(self, name: str, schema: Any, depth: int = 0) -> list[pyarrow.Field]:
+    def fields(self, name: str, schema: Any, path: References = ("#",)) -> list[pyarrow.Field]:
         """Return the fields of the schema of an object. Raises ``ValueError``."""
-        resolved = self._resolve(name, schema, depth)
+        resolved, path = self._resolve(name, schema, path)
         if not isinstance(properties := resolved.get("properties"), Mapping):
             raise ValueError(f"{name} has no properties")
         fields = []
         for field, of in properties.items():
             try:
-                kind = self._type(field, of, depth + 1)
+                kind = self._type(field, of, (*path, STEP))
             except ValueError as exc:
                 self._skip(str(exc))
             else:
                 fields.append(pyarrow.field(field, kind))
         return fields
 
-    def _type(self, name: str, schema: Any, depth: int) -> Any:
-        schema = self._resolve(name, schema, depth)
+    def _type(self, name: str, schema: Any, path: References) -> Any:
+        schema, path = self._resolve(name, schema, path)
         kinds = schema.get("type", "object" if "properties" in schema else None)
         if not isinstance(kinds, str | list):
             raise ValueError(f"{name} has no type, but {json.dumps(schema)[:60]}")
@@ -107,10 +110,10 @@ class _Reader:
             raise ValueError(f"{name} has {len(kinds)} types, not one")
         (kind,) = kinds
         if kind == "array":
-            return pyarrow.list_(self._type(f"{name}[]", schema.get("items"), depth + 1))
+            return pyarrow.list_(self._type(f"{name}[]", schema.get("items"), (*path, STEP)))
         if kind == "object":
             # Parquet has no structs without fields.
-            if not (fields := self.fields(name, schema, depth)):
+            if not (fields := self.fields(name, schema, path)):
                 raise ValueError(f"{name} is an object without properties")
             return pyarrow.struct(fields)
         if match := _DECIMAL.fullmatch(str(schema.get("format"))):
@@ -124,23 +127,25 @@ class _Reader:
             raise ValueError(f"{name} has the unknown type {kind}")
         return _NAMES[kind]
 
-    def _resolve(self, name: str, schema: Any, depth: int) -> Mapping[str, Any]:
-        """Return the schema without references and alternatives."""
+    def _resolve(self, name: str, schema: Any, path: References) -> Resolved:
+        """Return the schema without references and alternatives, and the path to it."""
         if not isinstance(schema, Mapping):
             raise ValueError(f"{name} has no type, but {json.dumps(schema)[:60]}")
-        if depth > MAX_DEPTH:
-            raise ValueError(f"{name} refers to itself")
+        if path.count(STEP) > MAX_DEPTH:
+            raise ValueError(f"{name} has more than {MAX_DEPTH} levels above it")
         if isinstance(reference := schema.get("$ref"), str):
-            return self._resolve(name, self._definition(name, reference), depth + 1)
+            if reference in path:
+                raise ValueError(f"{name} refers to itself")
+            return self._resolve(name, self._definition(name, reference), (*path, reference))
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(parts := schema.get(key), list):
-                return _only_one(name, [self._resolve(name, part, depth + 1) for part in parts])
+                return _only_one(name, [self._resolve(name, part, path) for part in parts])
         if "type" not in schema and ("enum" in schema or "const" in schema):
             values = schema["enum"] if "enum" in schema else [schema["const"]]
             if isinstance(values, list):
                 kinds = [_NAME_OF.get(type(value), "null") for value in values]
-                return {"type": sorted({*kinds})}
-        return schema
+                return {"type": sorted({*kinds})}, path
+        return schema, path
 
     def _definition(self, name: str, reference: str) -> Any:
         place = self._document
@@ -152,11 +157,11 @@ class _Reader:
         return place
 
 
-def _only_one(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _only_one(name: str, schemas: Sequence[Resolved]) -> Resolved:
     """Return the alternative that is not null; of numbers the wider type."""
-    with_type = [schema for schema in schemas if schema.get("type") != "null"]
-    if {str(schema.get("type")) for schema in with_type} == _NUMBERS:
-        return {"type": "number"}
+    with_type = [resolved for resolved in schemas if resolved[0].get("type") != "null"]
+    if {str(schema.get("type")) for schema, _ in with_type} == _NUMBERS:
+        return {"type": "number"}, ()
     if len(with_type) != 1:
         raise ValueError(f"{name} has {len(with_type)} types, not one")
     return with_type[0]

@@ -179,6 +179,13 @@ def test_schemas_that_programs_generate_are_accepted(
     definitions = {
         "Item": {"properties": {"sku": {"type": "string"}, "n": {"type": ["integer", "number"]}}},
         "Tree": {"properties": {"left": {"$ref": "#/$defs/Tree"}}},
+        # Each level would have twice as many fields as the one above it.
+        "Node": {
+            "properties": {
+                "value": {"type": "integer"},
+                **{key: {"anyOf": [{"$ref": "#/$defs/Node"}]} for key in ("one", "two")},
+            }
+        },
     }
     properties: dict[str, Any] = {
         "id": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
@@ -188,6 +195,7 @@ def test_schemas_that_programs_generate_are_accepted(
         "status": {"enum": ["new", None]},
         "version": {"const": 1},
         "price": {"type": "number", "format": "decimal(9, 2)"},
+        "node": {"$ref": "#/$defs/Node"},
     }
     odd: dict[str, Any] = {
         "both": {"type": ["integer", "string"]},
@@ -196,6 +204,7 @@ def test_schemas_that_programs_generate_are_accepted(
         "list": {"type": "array", "items": [{"type": "integer"}]},
         "gone": {"$ref": "#/$defs/Gone"},
         "tree": {"$ref": "#/$defs/Tree"},
+        "root": {"$ref": "#"},
         "wide": {"type": "string", "format": "decimal(39,2)"},
     }
     path = tmp_path / "s.json"
@@ -209,9 +218,11 @@ def test_schemas_that_programs_generate_are_accepted(
         "status": pyarrow.string(),
         "version": pyarrow.int64(),
         "price": pyarrow.decimal128(9, 2),
+        "node": pyarrow.struct([("value", pyarrow.int64())]),
     }
     assert all(f": {name}" in caplog.text for name in odd)
-    assert "left refers to itself" in caplog.text
+    for name in ("left", "one", "two", "root"):
+        assert caplog.text.count(f"{name} refers to itself") == 1
 
 
 def test_values_that_do_not_fit_are_null_and_reported() -> None:
