@@ -50,7 +50,7 @@ def load_schema(source: Path | str) -> dict[str, Any]:
         text = str(source) if is_text else Path(source).read_bytes()
     try:
         document = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigurationError(f"{shown} is not JSON ({exc})") from None
     skipped: list[str] = []
     try:

@@ -383,8 +383,10 @@ def _parquet(storage: Place, entry: StoredObject, names: Collection[str]) -> Tab
     manifest = hidden_name(entry.name, MANIFEST)
     counts: dict[str, int] = {}
     if not names or manifest in names:
-        with suppress(FileNotFoundError, DeniedError, ValueError):
-            counts = json.loads(storage.read(manifest))
+        # A damaged manifest counts as missing.
+        with suppress(FileNotFoundError, DeniedError, ValueError, TypeError, RecursionError):
+            content = dict(json.loads(storage.read(manifest)))
+            counts = {key: value for key, value in content.items() if type(value) is int}
     rows, min_ts, max_ts = (counts.get(key) for key in ("messages", "min_ts", "max_ts"))
     # The place itself may be below partition folders.
     outer = partition_of(str(storage / entry.name))

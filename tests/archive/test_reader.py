@@ -91,6 +91,21 @@ def test_a_range_may_end_beyond_int64() -> None:
     assert [len(times.filter(time_range.mask(times))) for time_range in ranges] == [0, 0, 2]
 
 
+@pytest.mark.parametrize(
+    "content", [b"[]", b"[1]", b"5", b'{"messages": "x", "min_ts": 1.5}', b'{"a":' * 100_000]
+)
+def test_a_damaged_manifest_counts_as_missing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "topic=clicks" / "a.parquet"
+    path.parent.mkdir()
+    rows = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
+    parquet.write_table(pyarrow.table(rows), path)
+    path.with_name(".a.parquet.manifest").write_bytes(content)
+
+    [archive] = find_archives([tmp_path])
+
+    assert [member[2:] for member in scan_archive(archive).members] == [(1, 7, 7)]
+
+
 def test_rows_without_a_topic_and_a_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "topic=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
     path.parent.mkdir()

@@ -225,6 +225,13 @@ def test_schemas_that_programs_generate_are_accepted(
         assert caplog.text.count(f"{name} refers to itself") == 1
 
 
+def test_a_schema_with_too_many_levels_for_a_parser_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text('{"a":' * 100_000)
+    with pytest.raises(ConfigurationError, match=r"s\.json is not JSON \(maximum recursion"):
+        load_schema(path)
+
+
 def test_values_that_do_not_fit_are_null_and_reported() -> None:
     properties = {"user": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}}
     columns = BodyColumns(fields_of({"properties": properties}))
