@@ -81,7 +81,7 @@ class GuessLimit:
     def add(self, origin: str) -> None:
         """Count a wrong password."""
         count = self._failures.pop(origin, (0, 0.0))[0] + 1
-        wait_s = min(2.0 ** (count - self._free), LONGEST_WAIT_S)
+        wait_s = min(2.0 ** min(count - self._free, 62), LONGEST_WAIT_S)
         self._failures[origin] = count, self._clock() + wait_s
         _trim(self._failures)
 

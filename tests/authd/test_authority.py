@@ -12,7 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from nsqtools.authd.authority import Authority, JSONTokens
-from nsqtools.authd.passwords import FREE_FAILURES, TooManyFailures, hash_password
+from nsqtools.authd.passwords import (
+    FREE_FAILURES,
+    LONGEST_WAIT_S,
+    GuessLimit,
+    TooManyFailures,
+    hash_password,
+)
 from nsqtools.authd.users import Client, Issuer, hash_token
 from nsqtools.errors import ConfigurationError
 
@@ -65,6 +71,14 @@ def test_a_password_needs_the_user_name_and_guesses_are_limited(
     with pytest.raises(TooManyFailures):
         asyncio.run(guess())
     assert names(authority, "ann:a:b c", client=Client("10.0.0.1")) == ["ann by password"]
+
+
+def test_guesses_are_limited_however_many_there_were() -> None:
+    limit = GuessLimit(FREE_FAILURES, lambda: 0.0)
+    for _ in range(2000):  # a client that tries again for a day and a half
+        limit.add("10.0.0.1")
+
+    assert limit.wait_s("10.0.0.1") == LONGEST_WAIT_S
 
 
 def test_a_client_known_by_its_address_is_never_locked_out(write_users: WriteUsers) -> None:
