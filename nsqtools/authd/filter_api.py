@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from nsqtools.authd.auth_api import identified
@@ -84,7 +83,13 @@ class Upstream:
         def question(client: NsqdHTTPClient) -> Document:
             return client.decode_stats(client.ask_stats(clients=True))
 
-        return await self._fresh("/stats", partial(self._cluster.ask_nsqds, question))
+        def ask() -> Answers[Document]:
+            nsqds, failures = self._cluster.nsqds()
+            self._cluster.keep_only(nsqds)
+            answers, failed = self._cluster.ask(nsqds, question)
+            return answers, [*failures, *failed]
+
+        return await self._fresh("/stats", ask)
 
     async def _fresh(self, key: str, ask: Callable[[], Answers[Asked]]) -> list[Asked]:
         now_s = time.monotonic()

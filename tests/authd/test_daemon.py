@@ -1,5 +1,6 @@
 """The running auth server: requests of nsqd, the filter for users, and hostile requests."""
 
+import asyncio
 import base64
 import http.client
 import json
@@ -17,12 +18,14 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.console import Answer, ask
 from plugins.daemons import GoNsqlookupd
-from plugins.http_server import Serves
+from plugins.http_server import MakeScripted, Serves
 from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.authd import filter_api
 from nsqtools.authd.auth_api import AnswerSettings
 from nsqtools.authd.daemon import AuthDaemon, AuthdSettings
+from nsqtools.authd.filter_api import Upstream
 from nsqtools.authd.passwords import hash_password
 from nsqtools.authd.users import hash_token
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
@@ -347,6 +350,24 @@ def test_hostile_requests_are_refused_without_a_traceback_or_a_delay(
     output = capfd.readouterr()
     assert "Traceback" not in output.err + output.out
     assert "panic" not in output.err
+
+
+def test_the_filter_forgets_an_nsqd_that_has_left(
+    embedded_nsqd: AnyNsqd, scripted_lookupd: MakeScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filter_api, "FRESH_S", 0.0)
+    lookupd, nsqds = scripted_lookupd(), [embedded_nsqd(), embedded_nsqd()]
+
+    async def ask(upstream: Upstream) -> None:
+        for nsqd in nsqds:
+            host, _, port = nsqd.http_address.rpartition(":")
+            node = {"broadcast_address": host, "tcp_port": 1, "http_port": int(port)}
+            lookupd.answer = {"producers": [node]}
+            assert len(await upstream.nsqds()) == 1
+
+    with Cluster(ClusterAddresses(lookupd_http=[lookupd.address])) as cluster:
+        asyncio.run(ask(Upstream(cluster)))
+        assert cluster.names.keys() == {nsqds[1].http_address}
 
 
 def test_a_hung_daemon_delays_neither_nsqd_nor_other_users(
