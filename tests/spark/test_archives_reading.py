@@ -1,6 +1,7 @@
 """Archives as columns: all bodies, kinds of files and kinds of damage, without Spark."""
 
 import gzip
+import logging
 import os
 import shutil
 import traceback
@@ -270,7 +271,11 @@ def test_damage_fails_with_a_position_and_a_hint_or_is_skipped_and_counted(
     assert (damage.file, damage.pos) == (str(damaged), begin)
 
 
-def test_damage_of_a_file_whose_name_is_not_utf8_is_reported(tmp_path: Path) -> None:
+def test_damage_of_a_file_whose_name_is_not_utf8_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # pytest-xdist cannot send a captured log with this name.
+    caplog.set_level(logging.CRITICAL, "nsqtools")
     archive, reports = tmp_path / "archive", tmp_path / "reports"
     archive.mkdir()
     damaged = archive / os.fsdecode(b"gr\xf6n.log")
