@@ -295,6 +295,8 @@ def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: No
         head = (head + text).lstrip(b"\0")
         if len(head) >= HEAD_SIZE and (b"\n" in head or len(head) > BATCH_TEXT):
             break
+    # A piece of text may be longer, and the file may begin within a long line.
+    head = head[: head.find(b"\n") + 1 + HEAD_SIZE]
     return form_of_text(head, has_index=has_index)._replace(codec=codec)
 
 
@@ -614,13 +616,22 @@ def _keep_damaged(path: Path) -> None:
             return
 
 
+_GREP = {
+    Codec.GZIP: "zgrep",
+    Codec.ZSTD: "zstdgrep",
+    Codec.XZ: "xzgrep",
+    Codec.BZIP2: "bzgrep",
+}
+
+
 def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
     """Iterate over the intact lines of a file, in pieces of text.
 
     Raises `OutputError` for bare bodies without any delimiter, which would be lost, and for
     messages among bare bodies.
     """
-    has_messages = form_of(archive).kind is LineKind.messages
+    form = form_of(archive)
+    has_messages = form.kind is LineKind.messages
     splitter, has_lines = Splitter(delimiter, limit=MAX_LINE_SIZE), False
     for text in read_text(archive, lambda path, problem: None):
         lines = splitter.feed(text)
@@ -628,9 +639,10 @@ def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
         if has_messages:
             lines = [line for line in lines if is_decodable(line)]
         elif any(map(BEGINNING.match, lines)):
+            grep = _GREP.get(form.codec, "grep")
             raise OutputError(
                 f"cannot repair {archive.shown} (it has messages among bare bodies)",
-                hint=f"Separate them: grep -a '^{{\"topic\": ' {archive.shown} > messages.log",
+                hint=f"Separate them: {grep} -a '^{{\"topic\": ' {archive.shown} > messages.log",
             )
         if lines:
             yield delimiter.join([*lines, b""])

@@ -6,8 +6,11 @@ import io
 import json
 import lzma
 import pickle
+import shutil
+import subprocess
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from nsqtools.archive.columns import read_batches
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.form import is_message
 from nsqtools.archive.reader import read_messages, repair, verify
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import encode_many
 
 COUNT = 50
@@ -73,6 +76,38 @@ def test_messages_after_many_bodies_are_damage(tmp_path: Path) -> None:
     nested = b'{"message": %b}\n' % FIRST  # An object that contains a message is a body.
     (tmp_path / "x.log").write_bytes(nested)
     assert read(tmp_path) == ({True}, 1, 1, False)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress])
+def test_only_the_head_decides_the_form(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    bodies = BODIES[: BODIES.index(b"\n", 100_000) + 1]
+    (tmp_path / "x.log").write_bytes(compress(bodies + TEXT))
+    count = bodies.count(b"\n")
+    assert read(tmp_path) == ({True}, count, count, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "compress", "command"),
+    [
+        ("x.log", bytes, "grep"),
+        ("x.log.gz", gzip.compress, "zgrep"),
+        ("x.log.xz", lzma.compress, "xzgrep"),
+        ("x.log.bz2", bz2.compress, "bzgrep"),
+    ],
+)
+def test_messages_among_bodies_can_be_separated_as_the_hint_says(
+    tmp_path: Path, name: str, compress: Callable[[bytes], bytes], command: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(compress(BODIES + TEXT))
+    with pytest.raises(OutputError, match="messages among bare bodies") as caught:
+        repair(find_archives([path])[0])
+    separate = caught.value.hint.removeprefix("Separate them: ")
+    assert separate.startswith(f"{command} ")
+    if shutil.which(command) is None:
+        pytest.skip(f"no {command}")
+    subprocess.run(separate, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "messages.log").read_bytes() == TEXT
 
 
 def packed(kind: str) -> bytes:
