@@ -116,7 +116,7 @@ def parse_time(text: str, *, now_ns: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a time; write 2026-11-21T08:00:00Z, 2026-11-21, -2h or -1d"
+            f"{text!r} is not a time; write 2026-11-21T08:00:00Z, 2026-11-21, -2h or +1d"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from nsqtools.cli.options.params import Delimiter, DryRun, Json, Yes
-from nsqtools.cli.options.printing import ArchivedTopics, TopicFilter
+from nsqtools.cli.options.params import GLOBS, SELECTION, Delimiter, DryRun, Json, Yes
+from nsqtools.cli.options.printing import TopicFilter
 from nsqtools.cli.options.spark_options import places_argument
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json, write_records
@@ -25,7 +25,9 @@ def erase(
         filters.Filter,
         opt("JQ", "Erase messages that satisfy this jq expression.", parser=filters.where),
     ],
-    topic: ArchivedTopics = None,
+    topic: list[str] | None = opt(
+        "--topic -t GLOB", f"Erase messages of these topics only. {GLOBS}", SELECTION
+    ),
     delimiter: Delimiter = None,
     dry_run: DryRun = False,
     yes: Yes = False,

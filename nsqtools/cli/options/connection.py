@@ -242,7 +242,7 @@ class LookupFlags(OptionSet):
     timeout: float | None = _flag(
         "DURATION",
         "How long a daemon may take to answer over HTTP.",
-        show_default="2s; 5s for changes and long-running commands",
+        show_default="2s; 5s for changes and consumers",
     )
     lookupd_authorization: bool | None = _flag(
         "--lookupd-authorization/--no-lookupd-authorization",
