@@ -214,7 +214,7 @@ ListingForm = Annotated[Form, Provided(listing_form)]
 
 
 GAP = 2  # between the columns
-PROSE = 24  # the least width of a column of prose
+PROSE = 24  # the least width of a column of prose, unless a word is longer
 
 
 def write_table(
@@ -268,14 +268,18 @@ def write_table(
 
 
 def _least_widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    """Return the least width of each column: its widest cell, or less for prose."""
+    """Return the least width of each column: its widest cell, or less for prose, whose words rich
+    would cut in a narrower column."""
     from rich.cells import cell_len
 
     widths = []
     for at, column in enumerate(columns):
         cells = [row[at] for row in texts]
         widest = max(map(cell_len, (column, *cells)))
-        widths.append(min(widest, PROSE) if any(" " in cell for cell in cells) else widest)
+        if any(" " in cell for cell in cells):
+            words = (column, *(word for cell in cells for word in cell.split(" ")))
+            widest = min(widest, max(PROSE, *map(cell_len, words)))
+        widths.append(widest)
     return widths
 
 

@@ -5,6 +5,7 @@ Tables of a wide terminal are in tests/cli/transcripts.
 
 import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 from plugins.cli import RunNsq
@@ -60,6 +61,22 @@ def test_narrow_tables_name_the_columns_left_out_and_cut_no_value(
         if width == 140:
             dropped_of_all |= set(dropped)
     assert "e2e_ms" in dropped_of_all, "the table of stat is wider than all of these"
+
+
+def test_a_long_word_among_others_is_not_cut(tmp_path: Path, run_nsq: RunNsq) -> None:
+    directory = tmp_path / ("long" * 10)
+    file = directory / "nsqtools" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("tls = true\n")
+    result = run_nsq(
+        ["config", "show", "-o", "wide", "--columns", "setting,place"],
+        env={"XDG_CONFIG_HOME": str(directory), "NO_COLOR": "1", "TERM": "dumb"},
+        terminal=True,
+        columns=40,
+    )
+    text = result.out.decode()
+    assert f" {file}" in text, text
+    assert "…" not in text
 
 
 def cells(table: str) -> list[list[str]]:
