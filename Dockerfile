@@ -19,7 +19,7 @@ ARG PYTHON=3.13
 ARG BASE=python:${PYTHON}-slim
 
 FROM ${BASE} AS build
-# The extras of the package, with commas: standard, http, auth-regex, parquet, delta, object-store, spark, spark-java
+# Extras of the package, with commas: standard, http, auth-regex, authd, mcp, parquet, delta, object-store, spark, spark-java
 ARG EXTRAS="standard,http,auth-regex"
 WORKDIR /src
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./

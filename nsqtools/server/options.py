@@ -197,8 +197,7 @@ class NsqdOptions:
         NOT_GO
         + "keep all messages in a SQLite database and confirm a publish when it is committed: "
         "for the job of one channel, a site without a second machine, and tests (the Go nsqd can "
-        "open the data path after --recover-only; a message takes 1.3 times its size on disk for "
-        "each channel, and 3 times the CPU)",
+        "open the data path after --recover-only; nsq-recipes(7) has the cost in disk and CPU)",
     )
     recover_only: bool = setting(
         False,
