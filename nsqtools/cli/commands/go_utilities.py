@@ -389,7 +389,7 @@ _OPTIONS_OF_TLS = {
 def _admin(values: FlagValues) -> list[str]:
     """Unlike nsqadmin, changes are allowed on an address of this machine alone."""
     for name, default in _NOT_OF_WEB.items():
-        _need(values[name] == default, f"nsq web has no --{name} (man nsq-console)")
+        _need(values[name] == default, f"nsq web has no --{name} (man nsq-migration)")
     _need(
         not values["admin-user"],
         "--admin-user believes a header that anyone can send:"
