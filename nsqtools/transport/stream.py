@@ -361,6 +361,11 @@ def connect_error(exc: OSError, address: Address) -> ConnectionFailed:
             f"cannot connect to {address} (timed out)",
             hint="Check the address, and that a firewall does not drop the packets.",
         )
+    if isinstance(exc, _LocalAddressError):
+        return ConnectionFailed(
+            f"cannot connect to {address} from {exc.filename} ({_reason(exc)})",
+            hint="local_addr must be an address of this machine; without a port, any is used.",
+        )
     return ConnectionFailed(
         f"cannot connect to {address} ({_reason(exc)})",
         hint="Is nsqd running there? Its TCP port is usually 4150.",
@@ -455,6 +460,10 @@ def _connect_first(
                 key.data.close()
 
 
+class _LocalAddressError(OSError):
+    """The local address cannot be bound; ``filename`` is its host."""
+
+
 def _begin_connecting(address: _IPAddress, source: Address | None) -> socket.socket:
     family, kind, protocol, _, target = address
     sock = socket.socket(family, kind, protocol)
@@ -463,13 +472,20 @@ def _begin_connecting(address: _IPAddress, source: Address | None) -> socket.soc
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if source is not None:
-            sock.bind(source)
+            _bind(sock, source)
         with contextlib.suppress(BlockingIOError):
             sock.connect(target)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _bind(sock: socket.socket, source: Address) -> None:
+    try:
+        sock.bind(source)
+    except OSError as exc:
+        raise _LocalAddressError(exc.errno, exc.strerror, source.host) from exc
 
 
 def _reason(exc: OSError) -> str:

@@ -106,6 +106,13 @@ def test_the_local_address_is_used_and_no_name_server_waited_for(silent_name_ser
         connect(Address("nsqd-1", 4150), Deadline(0.1))
 
 
+@pytest.mark.parametrize("local_address", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_local_address_that_cannot_be_used_is_named(local_address: str) -> None:
+    with pytest.raises(ConnectionFailed, match=f"127.0.0.1:4150 from {local_address} ") as caught:
+        connect(Address("127.0.0.1", 4150), Deadline(5), local_address)
+    assert "local_addr" in caught.value.hint
+
+
 @pytest.mark.alone
 def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
     monkeypatch: pytest.MonkeyPatch, unreachable_address: str
