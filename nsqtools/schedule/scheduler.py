@@ -20,10 +20,16 @@ from pathlib import Path
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Batch, Message
-from nsqtools.client.outcomes import may_try_again
+from nsqtools.client.outcomes import is_stored_in_part, may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
-from nsqtools.errors import OutputError, PublishError, PublishRefused, PublishUnknown
+from nsqtools.errors import (
+    OutputError,
+    PublishError,
+    PublishRefused,
+    PublishRejected,
+    PublishUnknown,
+)
 from nsqtools.files.durable import LineFile
 from nsqtools.protocol.schedule_request import LATEST_NS
 from nsqtools.protocol.text import NS, format_duration
@@ -115,6 +121,9 @@ class Scheduler:
         self._keep_rejected = keep_rejected
         self._on_round = on_round
         self._next_due_ns = store.next_due_ns()
+        # Topics that nsqd refuses for now, as their disk queues fail, and when to try them again.
+        # They must not delay the others.
+        self._retry_topic_at_s: dict[str, float] = {}
         self._retry_at_s = self._count_at_s = self._forget_at_s = 0.0  # monotonic
         self._is_stopping = False
 
@@ -145,8 +154,8 @@ class Scheduler:
 
     def _wait_s(self) -> float:
         """Return how long to wait for requests: until the next entry is due, or until a retry."""
-        if self.problem:
-            return min(LONGEST_WAIT_S, max(0.0, self._retry_at_s - time.monotonic()))
+        if (left_s := self._retry_at_s - time.monotonic()) > 0:
+            return min(LONGEST_WAIT_S, left_s)
         if self._next_due_ns is None:
             return LONGEST_WAIT_S
         return min(LONGEST_WAIT_S, max(0.0, (self._next_due_ns - self._clock.now_ns()) / NS))
@@ -185,22 +194,27 @@ class Scheduler:
 
     def _publish_due(self) -> None:
         """Publish the entries that are due, at most a window of them."""
-        if time.monotonic() < self._retry_at_s:
+        now_s = time.monotonic()
+        if now_s < self._retry_at_s:
             return
         now_ns = self._clock.trusted_now_ns()
         if now_ns is None:
             self._postpone("the clock jumped forward")
             return
-        advances, occurrences = self._plan(self._store.due_entries(now_ns, WINDOW), now_ns)
+        postponed = {topic: at for topic, at in self._retry_topic_at_s.items() if at > now_s}
+        due = self._store.due_entries(now_ns, WINDOW, postponed)
+        advances, occurrences = self._plan(due, now_ns)
         if occurrences:
             self._store.record_tries([occurrence.stored.entry for occurrence in occurrences])
-        error_text = ""
+        error_text, refused = "", {}
         for occurrence, publication in [(item, self._submit(item)) for item in occurrences]:
             error = _outcome(publication)
             if error is None:
                 self.counts.published += 1
                 self.counts.repeated += occurrence.stored.tries > 0
             elif _is_transient(error):
+                if _is_refusal_of_topic(error):
+                    refused[occurrence.stored.entry.topic] = time.monotonic() + RETRY_S
                 error_text = str(error)
                 if not (isinstance(error, PublishUnknown) or occurrence.stored.tries):
                     # nsqd does not have it, so this try cannot make the next one a repetition.
@@ -210,12 +224,18 @@ class Scheduler:
             advances.append(self._advance(occurrence, error))
         if advances:
             self._store.advance(advances, self._clock.now_ns())
-        self._next_due_ns = due_ns = self._store.next_due_ns()
+        due_ns = self._store.next_due_ns()
+        self._next_due_ns = self._store.next_due_ns(postponed | refused)
         self.counts.late_s = 0.0 if due_ns is None else max(0.0, (now_ns - due_ns) / NS)
-        if error_text:
+        if refused:
+            # The publishes behind a refused one were not sent, and follow in the next round. Of
+            # several topics, one is logged: they would take turns.
+            self._report(self.problem if self._retry_topic_at_s else error_text)
+        elif error_text:
             self._postpone(error_text)
-        else:
+        elif not postponed:
             self.problem = ""
+        self._retry_topic_at_s = postponed | refused
 
     def _plan(
         self, entries: Sequence[StoredEntry], now_ns: int
@@ -269,8 +289,12 @@ class Scheduler:
             self._store.forget_ended(self._clock.now_ns())
 
     def _postpone(self, problem: str) -> None:
-        """Try again a second later, and log a problem that is new."""
+        """Try again a second later."""
         self._retry_at_s = time.monotonic() + RETRY_S
+        self._report(problem)
+
+    def _report(self, problem: str) -> None:
+        """Report a problem in `health`, and log one that is new."""
         if problem != self.problem:
             log.warning("not published yet: %s", problem)
         self.problem = problem
@@ -313,6 +337,11 @@ def _outcome(publication: Publication | PublishError) -> PublishError | None:
 def _is_transient(error: PublishError) -> bool:
     """Tell whether a later try may succeed; a client that is refused may be admitted later."""
     return isinstance(error, PublishRefused) or may_try_again(error, retry_unknown=True)
+
+
+def _is_refusal_of_topic(error: PublishError) -> bool:
+    """Return whether nsqd answered this publish: other topics may be accepted."""
+    return isinstance(error, PublishRejected) or is_stored_in_part(error)
 
 
 # -- the clock ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -166,17 +166,29 @@ class ScheduleStore:
 
     # -- due entries ---------------------------------------------------------------------------
 
-    def next_due_ns(self) -> int | None:
-        """Return the earliest due time, or None without entries."""
+    def next_due_ns(self, without: Collection[str] = ()) -> int | None:
+        """Return the earliest due time, or None without entries. See `due_entries`."""
         with self.translating_errors():
-            row = self._database.execute("SELECT min(due_ns) FROM entries WHERE due_ns IS NOT NULL")
+            row = self._database.execute(
+                "SELECT min(due_ns) FROM entries"
+                f" WHERE due_ns IS NOT NULL AND topic NOT IN ({_marks(without)})",
+                tuple(without),
+            )
             due_ns: int | None = row.fetchone()[0]
             return due_ns
 
-    def due_entries(self, now_ns: int, limit: int) -> list[StoredEntry]:
-        """Return entries that are due, the earliest first."""
+    def due_entries(
+        self, now_ns: int, limit: int, without: Collection[str] = ()
+    ) -> list[StoredEntry]:
+        """Return due entries, the earliest first, except those of the topics ``without``."""
         with self.translating_errors():
-            return self._select("WHERE due_ns <= ? ORDER BY due_ns, rowid LIMIT ?", now_ns, limit)
+            return self._select(
+                f"WHERE due_ns <= ? AND topic NOT IN ({_marks(without)})"
+                " ORDER BY due_ns, rowid LIMIT ?",
+                now_ns,
+                *without,
+                limit,
+            )
 
     def record_tries(self, entries: Sequence[Entry]) -> None:
         """Commit that these occurrences are about to be published.
@@ -262,6 +274,10 @@ def wait_for_lock(
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _marks(values: Collection[str]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _quoted(path: Path) -> str:

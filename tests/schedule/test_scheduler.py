@@ -28,13 +28,15 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishInvalid
 from nsqtools.client.message import Message, batches_of
+from nsqtools.errors import PublishRejected, ServerError
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
     encode_cancellation,
     encode_request,
 )
-from nsqtools.schedule.scheduler import CheckedClock, Rejected, Scheduler
-from nsqtools.schedule.store import ScheduleStore
+from nsqtools.schedule.request import CatchUp, Entry
+from nsqtools.schedule.scheduler import RETRY_S, WINDOW, CheckedClock, Rejected, Scheduler
+from nsqtools.schedule.store import Rank, ScheduleStore
 from nsqtools.testing import fake_message
 
 StartScheduler = Callable[..., subprocess.Popen[bytes]]
@@ -454,6 +456,42 @@ def test_a_topic_that_cannot_have_dead_letters_is_refused(
     result = run_nsq(["schedule", "serve", *words])
     assert result.status == 2
     assert error in result.err
+
+
+def test_a_topic_that_nsqd_cannot_store_delays_no_other(tmp_path: Path) -> None:
+    refusal = ServerError("E_PUB_FAILED", "no space left on device", fatal=True)
+    published = []
+
+    def submit(topic: str, bodies: list[bytes]) -> Any:
+        error = PublishRejected("not published", cause=refusal) if topic == "full" else None
+        if error is None:
+            published.append(topic)
+        return SimpleNamespace(exception=lambda: error)
+
+    now_ns = time.time_ns()
+    topics = ["full"] * (WINDOW + 1) + ["later"]
+    entries = [
+        (Rank(n, b""), Entry(f"{n}", now_ns - S + n, topic, b"x", None, CatchUp.last, False))
+        for n, topic in enumerate(topics)
+    ]
+    consumer: Any = SimpleNamespace(next_batch=lambda wait_s: [])
+    producer: Any = SimpleNamespace(submit=submit)
+    with closing(ScheduleStore(tmp_path)) as store:
+        store.apply(entries, now_ns)
+        scheduler = Scheduler(
+            store,
+            consumer,
+            producer,
+            CheckedClock(time.time_ns, time.monotonic_ns),
+            keep_rejected=lambda rejected: False,
+            on_round=lambda: scheduler.stop() if scheduler.counts.published else None,
+        )
+        in_time = threading.Timer(patience_s(RETRY_S), scheduler.stop)
+        in_time.start()
+        scheduler.run()
+        in_time.cancel()
+        assert published == ["later"]
+        assert scheduler.health() == (False, "not published")
 
 
 def test_metrics_count_entries_and_publishes(
