@@ -700,7 +700,9 @@ class ProducerIO:
         self, link: ProducerLink, publications: list[PendingPublication], error: ServerError
     ) -> None:
         count = sum(len(publication.bodies) for publication in publications)
-        if len(publications) > 1 and outcomes.stored_nothing(error, count):
+        # A refusal is of the client or of the topic, which all of them have in common.
+        is_of_one = not isinstance(error, RefusedError) and outcomes.stored_nothing(error, count)
+        if len(publications) > 1 and is_of_one:
             for publication in publications:
                 publication.is_alone = True
             self._send_again(publications)

@@ -481,6 +481,17 @@ def test_a_refused_client_gets_publish_refused(
     assert caught.value.category == "refused"
 
 
+def test_a_topic_that_is_refused_costs_one_connection_for_joined_messages(
+    go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
+) -> None:
+    auth_server.allow("known", topic="other")
+    nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+    producer = produce(nsqd.tcp_address, auth_secret="known", more={"linger_s": 0.1})
+    submitted = [producer.submit(TOPIC, [b"x"]) for _ in range(20)]
+    assert all(isinstance(item.exception(), errors.PublishRejected) for item in submitted)
+    assert len(auth_server.questions) < 10
+
+
 def test_a_lone_publish_does_not_linger(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address, more={"linger_s": patience_s(2)})
     producer.publish(TOPIC, b"x")
