@@ -11,6 +11,7 @@ a connection is made.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -252,6 +253,10 @@ class ClientOptions:
             parse_address(self.local_addr, 0)
         parse_patterns(self.allow_announced)
         parse_pins(self.tls_pin_sha256)
+        # They are read at each connection, and the program may change its directory meanwhile.
+        for name in ("tls_root_ca_file", "tls_cert", "tls_key", "auth_secret_file"):
+            if path := getattr(self, name):
+                object.__setattr__(self, name, os.path.abspath(path))
 
     def _check_context(self) -> None:
         import ssl
@@ -279,8 +284,6 @@ class ClientOptions:
 
         Raises `ConfigurationError` for an invalid value, and for TLS settings without NSQ_TLS.
         """
-        import os
-
         environ = os.environ if environ is None else environ
         texts: dict[str, str] = {}
         variables: dict[str, str] = {}

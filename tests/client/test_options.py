@@ -129,9 +129,9 @@ def test_identify_leaves_defaults_to_nsqd() -> None:
 
 ENVIRONMENT = {
     "tls": ("true", True),
-    "tls_ca_file": ("ca.pem", "ca.pem"),
-    "tls_cert": ("cert.pem", "cert.pem"),
-    "tls_key": ("key.pem", "key.pem"),
+    "tls_ca_file": ("/ca.pem", "/ca.pem"),
+    "tls_cert": ("/cert.pem", "/cert.pem"),
+    "tls_key": ("/key.pem", "/key.pem"),
     "tls_insecure": ("true", True),
     "tls_min_version": ("tls1.3", "tls1.3"),
     "snappy": ("0", False),
@@ -180,3 +180,14 @@ def test_options_come_from_the_variables_of_the_commands(tmp_path: Path) -> None
 def test_an_invalid_variable_is_reported_by_name(environ: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         ClientOptions.from_env(environ)
+
+
+@pytest.mark.parametrize("option", ["tls_root_ca_file", "tls_cert", "tls_key", "auth_secret_file"])
+def test_a_relative_file_stays_when_the_program_changes_its_directory(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"tls_cert": "file", "tls_key": "file"} | {option: "file"}
+    options = ClientOptions().with_options(texts)
+    monkeypatch.chdir("/")
+    assert getattr(options, option) == str(tmp_path / "file")
