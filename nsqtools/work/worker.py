@@ -14,6 +14,7 @@ import asyncio
 import logging
 import math
 import os
+import select
 import signal
 import threading
 import time
@@ -314,6 +315,10 @@ class WorkService:
         """Note why a message failed, for its dead letter. sys.exit fails the message only."""
         if isinstance(error, RequeueWithoutBackoff):
             return
+        if isinstance(error, BrokenPipeError) and _has_stdout_lost_its_reader():
+            # Each further message that the handler prints would fail as well.
+            self._failure, self._is_stopping = error, True
+            self.consumer.begin_stop(drain=False)
         text = str(error) if isinstance(error, GiveUp) else f"{type(error).__name__}: {error}"
         if isinstance(error, SystemExit):
             text = f"the handler called sys.exit({error.code!r})"
@@ -335,6 +340,12 @@ class WorkService:
         parcel = Parcel(batch, [message.body], message.topic, time.monotonic())
         self._file.put(parcel, reason, lambda _, is_kept: results.append(is_kept))
         return results == [True]
+
+
+def _has_stdout_lost_its_reader() -> bool:
+    poll = select.poll()
+    poll.register(1, 0)  # the system reports errors without being asked for any event
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _argument(handler: Handler, message: Message) -> Any:

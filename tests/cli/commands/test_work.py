@@ -123,6 +123,19 @@ def test_hup_reloads_code_and_keeps_the_old_if_the_new_is_broken(
     assert b"Traceback" not in err
 
 
+def test_a_handler_that_prints_to_a_closed_pipe_ends_the_service(
+    start: Start, source: Nsqd
+) -> None:
+    process = start("shop:bill")
+    source.publish("orders", b"one")
+    assert read_line(process) == "1 one"
+    process.stdout.close()
+    source.publish("orders", b"two")
+    assert process.wait(patience_s(20)) == 141
+    stats = source.channel_stats("orders", "billing")
+    assert (stats["deferred_count"], stats["in_flight_count"]) == (1, 0)
+
+
 def test_dev_reloads_code_when_a_file_changes(start: Start, source: Nsqd, tmp_path: Path) -> None:
     process = start("shop:bill", "--dev")
     for rate in ("1", "2", "3"):  # within a second, stale bytecode would look current
