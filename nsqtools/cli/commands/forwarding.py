@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,6 +119,18 @@ OCTETS = "application/octet-stream"
 CONTENT_TYPES = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
 
 
+BATCH_BYTES = 1 << 20
+LINGER_S = 0.1
+
+
+def check_for_batch(batch: int, options: Mapping[str, bool]) -> None:
+    """Raise `ConfigurationError` if one of the ``options`` is set without ``--batch``."""
+    for name, is_set in options.items():
+        if is_set and batch == 1:
+            hint = "Give --batch N, with N above 1."
+            raise ConfigurationError(f"{name} is for --batch", hint=hint)
+
+
 class RequestOptions(OptionSet):
     """Options of requests. Raises `ConfigurationError` if they contradict each other."""
 
@@ -144,21 +156,23 @@ class RequestOptions(OptionSet):
         min=1,
         max=10_000,
     )
-    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", default="1MiB")
+    batch_bytes: int | None = opt("SIZE", "Send up to SIZE in one POST.", show_default="1MiB")
     batch_format: BatchForm = opt(
         "", "Format of a batch: one line per message, or a JSON array.", default=BatchForm.NDJSON
     )
-    linger: float = opt(
-        "DURATION", "Longest wait of a message for its batch to fill.", default="100ms"
+    linger: float | None = opt(
+        "DURATION", "Longest wait of a message for its batch to fill.", show_default="100ms"
     )
 
     def check(self) -> None:
         if self.basic_auth_file is not None and self.bearer_token_file is not None:
             raise ConfigurationError("give either --basic-auth-file or --bearer-token-file")
-        if self.batch_format is BatchForm.JSON and self.batch == 1:
-            raise ConfigurationError(
-                "--batch-format json is for --batch", hint="Give --batch N, with N above 1."
-            )
+        options = {
+            "--batch-format json": self.batch_format is BatchForm.JSON,
+            "--batch-bytes": self.batch_bytes is not None,
+            "--linger": self.linger is not None,
+        }
+        check_for_batch(self.batch, options)
 
     def builder(self, *, is_get: bool) -> RequestBuilder:
         """Return the builder of requests. Reads the files. Raises `ConfigurationError`."""
@@ -292,8 +306,8 @@ def to_http(
         policy=parse_policy(on_status or ()),
         redirects=redirects,
         batch_count=requests.batch,
-        batch_bytes=requests.batch_bytes,
-        linger_s=requests.linger,
+        batch_bytes=BATCH_BYTES if requests.batch_bytes is None else requests.batch_bytes,
+        linger_s=LINGER_S if requests.linger is None else requests.linger,
     )
     tls = None
     if redirects is Redirects.FOLLOW or any(e.origin[0] == "https" for e in endpoints):
@@ -319,6 +333,7 @@ def to_http(
 
 # -- nsq to-exec ----------------------------------------------------------------------------------
 
+BATCH_WAIT_S = 1.0
 MAX_RDY = 2500  # nsqd's default of -max-rdy-count
 
 
@@ -331,8 +346,8 @@ class CommandOptions(OptionSet):
     batch: int = opt(
         "N", "Give up to N messages, as lines, to one command.", default=1, min=1, max=10_000
     )
-    batch_wait: float = opt(
-        "DURATION", "Longest wait of a message for its batch to fill.", default="1s"
+    batch_wait: float | None = opt(
+        "DURATION", "Longest wait of a message for its batch to fill.", show_default="1s"
     )
     persistent: bool = opt(
         "",
@@ -351,6 +366,7 @@ class CommandOptions(OptionSet):
         names = [name for name, is_set in modes.items() if is_set]
         if len(names) > 1:
             raise ConfigurationError(f"give either {names[0]} or {names[1]}")
+        check_for_batch(self.batch, {"--batch-wait": self.batch_wait is not None})
 
     def settings(self, words: list[str], channel: str) -> ExecSettings:
         """Return the settings. Raises `ConfigurationError`, and `NotFoundError` for no program."""
@@ -378,7 +394,7 @@ class CommandOptions(OptionSet):
             channel,
             workers=self.workers,
             batch=self.batch,
-            batch_wait_s=self.batch_wait,
+            batch_wait_s=BATCH_WAIT_S if self.batch_wait is None else self.batch_wait,
             is_persistent=self.persistent,
             takes_argument=self.arg,
             timeout_s=self.command_timeout,

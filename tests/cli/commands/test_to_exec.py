@@ -339,3 +339,9 @@ def test_exit_idle_waits_until_every_nsqd_could_send(
 
     assert result.status == 0, result.err
     assert [unfinished(nsqd, TOPIC, CHANNEL) for nsqd in nsqds] == [0, 0, 0]
+
+
+def test_the_wait_for_a_batch_needs_batches(run: Run) -> None:
+    result = run("--batch-wait", "1s", shell="cat")
+    assert result.status == 2
+    assert "--batch-wait is for --batch" in result.err

@@ -443,8 +443,9 @@ def test_certificates_are_verified(
     assert (result.status, server.bodies) == (0, sorted(BODIES)), result.err
 
 
-def test_a_format_of_batches_needs_batches(forward: Forward) -> None:
-    result = forward("--post", "http://127.0.0.1:1", "--batch-format", "json")
+@pytest.mark.parametrize("option", ["--batch-format=json", "--batch-bytes=1MiB", "--linger=0s"])
+def test_options_of_batches_need_batches(forward: Forward, option: str) -> None:
+    result = forward("--post", "http://127.0.0.1:1", option)
     assert result.status == 2
     assert "is for --batch" in result.err
 
