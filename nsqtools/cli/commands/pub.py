@@ -260,6 +260,11 @@ def pub(
         select = schedule.request_for(topic, select)
         publish_topic = check_topic(schedule.schedule_topic)
     ending = b"\n" if delimiter is None else delimiter
+    if delimiter is not None and source.texts and publishing.unsent_file is None:
+        raise ConfigurationError(
+            "--delimiter is for files and standard input",
+            hint="Each text is one message; give several messages as several texts.",
+        )
     if not ending and (checkpoint is not None or publishing.unsent_file is not None):
         raise ConfigurationError("--checkpoint and --unsent-file need a delimiter of records")
     with (
