@@ -197,6 +197,11 @@ class Replay:
         self.planned = self._job.planned  # messages by target topic, also in a dry run
 
     @property
+    def largest_rejected(self) -> int:
+        """The size in bytes of the largest body above the message limit, 0 if none."""
+        return self._job.largest_rejected
+
+    @property
     def total(self) -> int | None:
         """The number of messages in the files, None if a file has no index."""
         counts = [archive.messages for archive in self._archives]

@@ -22,7 +22,7 @@ from nsqtools.cli.options.publishing import (
     total_size,
 )
 from nsqtools.cli.parsing.binding import OptionSet, in_panel, opt
-from nsqtools.cli.render.outcomes import report_counts
+from nsqtools.cli.render.outcomes import report_counts, suggest_limit
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, check_topic, http_url, parse_address
@@ -304,9 +304,7 @@ def pub(
     status = report_counts(runtime, publisher, json=json)
     if position is not None and (signals.received or counts.unknown or counts.unsent):
         runtime.info(f"nsq: {position.place.records:,} records are done; run it again to continue")
-    if job.largest_rejected:
-        option = f"-X publish_max_msg_size={job.largest_rejected}"
-        runtime.info(f"hint: If nsqd accepts larger messages: {option}")
+    suggest_limit(runtime, job.largest_rejected)
     return signals.status(otherwise=publishing.channel.status(runtime, status))
 
 

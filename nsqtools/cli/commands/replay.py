@@ -33,7 +33,13 @@ from nsqtools.cli.options.publishing import (
     topic_map,
 )
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_timeless
+from nsqtools.cli.render.outcomes import (
+    DamageReporter,
+    Progress,
+    report_counts,
+    report_timeless,
+    suggest_limit,
+)
 from nsqtools.cli.render.output import write_json, write_lines, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
 from nsqtools.client.connection_settings import PublishMode
@@ -151,6 +157,7 @@ def replay(
         status = show_planned(runtime, job, damage, json=json)
     else:
         status = report_counts(runtime, publisher, json=json, repeated=job.repeated, damage=damage)
+    suggest_limit(runtime, job.largest_rejected)
     if checkpoint is not None and (publisher.counts.unknown or publisher.counts.unsent):
         runtime.info(
             "nsq: run it again to continue; up to 1000 messages of the last batch may be published "
@@ -279,6 +286,8 @@ def redrive(
         write_lines(runtime, lines)
         is_whole = not run.publisher.counts.rejected
         status = status_of_work(is_whole=is_whole, is_anything_done=bool(kinds))
+        suggest_limit(runtime, job.largest_rejected)
         return signals.status(otherwise=status)
     status = report_counts(runtime, run.publisher, json=False)
+    suggest_limit(runtime, job.largest_rejected)
     return signals.status(otherwise=publishing.channel.status(runtime, status))

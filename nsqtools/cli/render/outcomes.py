@@ -214,6 +214,13 @@ def report_timeless(runtime: Runtime, count: int) -> None:
         runtime.info(f"nsq: {counted(count, 'message')} without a time left out of the range")
 
 
+def suggest_limit(runtime: Runtime, largest_rejected: int) -> None:
+    """Suggest the option for the largest body above the limit of the client, if there was one."""
+    if largest_rejected:
+        option = f"-X publish_max_msg_size={largest_rejected}"
+        runtime.info(f"hint: If nsqd accepts larger messages: {option}")
+
+
 def report_counts(
     runtime: Runtime,
     publisher: Publisher,
