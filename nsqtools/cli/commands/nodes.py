@@ -24,7 +24,13 @@ from nsqtools.cli.parsing.binding import OptionSet, Provided, opt, subset
 from nsqtools.cli.render.outcomes import Progress, report_unreachable
 from nsqtools.cli.render.output import FormKind, write_json, write_lines
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, ClusterListing, OneTopic
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
+from nsqtools.cli.running.runtime import (
+    ExitStatus,
+    Runtime,
+    Session,
+    hangup_signals,
+    stop_on_signals,
+)
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted, format_duration
@@ -295,7 +301,7 @@ def drain(
             if not runtime.confirm([move.line() for move in plan.moves], question, yes=form.yes):
                 return ExitStatus.FAILED
         left = 0
-        with stop_on_signals(service.stop) as signals:
+        with stop_on_signals(service.stop, additional=hangup_signals()) as signals:
             if not form.dry_run:
                 left = service.run(plan)
         warn_if_still_registered(cluster, service.bare, DRAIN_CHANNEL)
@@ -346,7 +352,7 @@ def drain_channels(
             with channels.open(options, runtime, place=place) as target:
                 job = ChannelDrain(source, target, options)
                 moved = job.moved
-                with stop_on_signals(target.stop) as signals:
+                with stop_on_signals(target.stop, additional=hangup_signals()) as signals:
                     if moves:
                         show = progress.show
                         left = job.run(moves, lambda: show(lambda: f"{moved.total():,} moved"))

@@ -14,7 +14,7 @@ from nsqtools.cli.options.params import ListenHTTP
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ListingForm, write_json, write_records
-from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
+from nsqtools.cli.running.runtime import ExitStatus, Session, hangup_signals, stop_on_signals
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import check_topic
 from nsqtools.protocol.schedule_request import (
@@ -90,7 +90,7 @@ def serve(
 
     scheduler: Scheduler | None = None
     with ExitStack() as stack:
-        signals = stack.enter_context(stop_on_signals(stop))
+        signals = stack.enter_context(stop_on_signals(stop, additional=hangup_signals()))
         if not stack.enter_context(wait_for_lock(data_path, lambda: is_stopped, runtime.info)):
             return signals.status()
         store = stack.enter_context(closing(ScheduleStore(data_path)))

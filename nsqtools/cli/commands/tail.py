@@ -27,6 +27,7 @@ from nsqtools.cli.running.runtime import (
     ExitStatus,
     Session,
     exit_on_signals,
+    hangup_signals,
     stop_on_signals,
 )
 from nsqtools.protocol.names import is_ephemeral
@@ -103,7 +104,7 @@ def tail(
         return ExitStatus.FAILED
     until_empty = watch.stop_when_empty(lambda: service.connections, service.end_after_delivered)
     with (
-        stop_on_signals(service.stop) as signals,
+        stop_on_signals(service.stop, additional=hangup_signals()) as signals,
         until_empty if limits.until_empty else nullcontext(),
         watch.idle_report(lambda: service.received),
     ):

@@ -17,7 +17,13 @@ from typer import Context
 from nsqtools.cli.options.connection import ProducerConnection, setting_of, split_addresses
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import CommandSignals, ExitStatus, Runtime, stop_on_signals
+from nsqtools.cli.running.runtime import (
+    CommandSignals,
+    ExitStatus,
+    Runtime,
+    hangup_signals,
+    stop_on_signals,
+)
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.option_names import ENV
@@ -152,7 +158,7 @@ class PublishRun(NamedTuple):
 
     def finish(self, publish: Callable[[], object]) -> CommandSignals:
         """Call ``publish``, and with a temporary nsqd wait until the messages are consumed."""
-        with stop_on_signals(self.publisher.stop) as signals:
+        with stop_on_signals(self.publisher.stop, additional=hangup_signals()) as signals:
             try:
                 publish()
                 show = self.progress.show

@@ -24,7 +24,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import CommandSignals, Runtime, stop_on_signals
+from nsqtools.cli.running.runtime import CommandSignals, Runtime, hangup_signals, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
@@ -138,7 +138,7 @@ class Consuming(OptionSet):
             service(
                 self.listen_http, environ, metrics=metrics, health=health, metrics_file=metrics_file
             ) as supervised,
-            stop_on_signals(end) as signals,
+            stop_on_signals(end, additional=hangup_signals()) as signals,
             channel.idle_report(count_done, health=health, make_room=progress.clear),
         ):
             yield RunStatus(progress, supervised, signals)

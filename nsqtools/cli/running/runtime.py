@@ -184,6 +184,12 @@ def stop_on_signals(
         yield signals
 
 
+def hangup_signals() -> list[signal.Signals]:
+    """Return SIGHUP, the end of a terminal, unless nohup ignores it."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [] if is_ignored else [signal.SIGHUP]
+
+
 @contextmanager
 def signal_handlers(
     numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], object]
@@ -235,10 +241,7 @@ def exit_on_signals(on_first: Callable[[int], object] = _raise_exit) -> Iterator
     The exception lets the command clean up. HUP stays ignored under nohup. Another ``on_first`` is
     called in the handler with the number of the first signal, and need not raise.
     """
-    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    with signal_handlers(
-        SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), CommandSignals(on_first).handle
-    ):
+    with signal_handlers((*SIGNALS, *hangup_signals()), CommandSignals(on_first).handle):
         yield
 
 

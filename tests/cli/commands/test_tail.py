@@ -116,14 +116,15 @@ def test_a_lone_message_appears_within_milliseconds(spawn_nsq: SpawnNsq, clicks:
     assert sorted(delays_ms)[len(delays_ms) // 2] < 50  # nsq_tail: above 200
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_tail_and_no_message_stays_in_flight(
-    spawn_nsq: SpawnNsq, clicks: GoNsqd
+    spawn_nsq: SpawnNsq, clicks: GoNsqd, number: signal.Signals
 ) -> None:
     process = spawn_nsq(place(clicks))
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
-    out, err = process.end(signal.SIGTERM)
+    out, err = process.end(number)
 
-    assert (process.returncode, err) == (143, b"")
+    assert (process.returncode, err) == (128 + number, b"")
     printed = out.count(b"\n")
 
     def waiting_and_in_flight() -> tuple[int, int]:
