@@ -296,11 +296,11 @@ class ConsumerCore:
 
     def _end_deliveries(self) -> None:
         """Put the `Stopped` entry behind the last messages (on the I/O thread)."""
-        if self._is_delivered:  # it may be called repeatedly
-            return
-        if not self._drains:
+        if not self._drains:  # perhaps only since a second stop
             for batch in self._backlog.withdraw(self._io.delivery):
                 requeue_undelivered(batch)
+        if self._is_delivered:  # it may be called repeatedly
+            return
         self._io.delivery.end_quarantine()
         self._is_delivered = True
         self._backlog.put(Stopped(self))

@@ -242,3 +242,28 @@ def test_steps_of_a_stop() -> None:
     assert stopping.next_change(closed_at) == 130
     assert stopping.next_change(130) == 131
     assert stopping.next_change(131) is None
+
+
+def test_a_second_stop_without_drain_requeues_what_the_first_would_have_handled(
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground
+) -> None:
+    fill(nsqd, 600)
+    consumer = consume(nsqd.tcp_address, max_in_flight=100)
+    is_slow, may_end = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if consumer.stats.finished > 300:
+            is_slow.set()
+            may_end.wait(patience_s(10))
+
+    work = in_background(consumer.run, handle, signals=False)
+    assert is_slow.wait(patience_s(10))
+    consumer.begin_stop(drain=True)
+    wait_until(lambda: consumer._is_delivered, what="everything has arrived")
+    consumer.begin_stop()
+    wait_until(
+        lambda: nsqd.channel_stats(TOPIC, CHANNEL)["in_flight_count"] == 1,
+        what="all but one are requeued",
+    )
+    may_end.set()
+    work.result(patience_s(10))
