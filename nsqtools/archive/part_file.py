@@ -56,6 +56,7 @@ from nsqtools.files.durable import (
     link_file,
     make_folder,
     make_folders,
+    replace_file,
     sync_data,
     sync_folder,
     write_all,
@@ -447,12 +448,14 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
     """Cut the open file of ``path`` back to its last durable member; return whether it has one."""
     size = os.fstat(descriptor).st_size
     index_path = index_of(path)
-    index = load_index(index_path) or Index(None, scan_members(part_of(path)))
+    if (index := load_index(index_path)) is None:
+        index = Index(None, scan_members(part_of(path)))
+        # After a kill, half of a new index would cut off the rest of the file.
+        replace_file(index_path, index.encode())
     members = [member for member in index.members if member.end <= size]
     end = end_of(members)
     # `open_to_write` refuses an index that another user planted.
-    file = open_to_write(index_path, os.O_RDWR | os.O_CREAT, 0o640)
-    with closing_fd(file) as index_descriptor:
+    with closing_fd(open_to_write(index_path, os.O_RDWR)) as index_descriptor:
         if end < size:
             os.ftruncate(descriptor, end)
             log.warning("%s: cut off %d unfinished bytes", path, size - end)

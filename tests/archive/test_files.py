@@ -108,6 +108,20 @@ def test_a_finished_file_never_replaces_another_and_a_lost_index_is_rebuilt(
     assert parts(directories.work) == []
 
 
+def test_a_full_disk_while_a_lost_index_is_rebuilt_costs_no_message(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = crashed(directories)
+    index_of(path).unlink()
+    monkeypatch.setattr(os, "write", full)
+    assert recover_parts(directories) == []
+    monkeypatch.undo()
+
+    (final,) = recover_parts(directories)
+    assert text_of(final) == b"one\ntwo\nthree\n"
+    assert parts(directories.work) == []
+
+
 def test_a_file_that_does_not_fit_on_the_disk_keeps_its_name(
     directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
