@@ -37,6 +37,7 @@ from nsqtools.archive.storage_objects import error_of
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import sync_data, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
+from nsqtools.protocol.text import load_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -444,7 +445,7 @@ class DeltaCatalog:
             except FileNotFoundError:
                 return True
             try:
-                actions = [json.loads(line) for line in lines if line]
+                actions = [load_json(line) for line in lines if line]
                 numbers = [action["txn"] for action in actions if "txn" in action]
                 new_numbers = {txn["appId"]: int(txn["version"]) for txn in numbers}
             except (ValueError, KeyError, TypeError):

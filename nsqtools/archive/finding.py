@@ -19,7 +19,6 @@ refused, because its lines would be published as bodies.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
@@ -71,6 +70,7 @@ from nsqtools.archive.replacements import superseded_names
 from nsqtools.archive.table_places import has_table, tables_below
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError, walk
+from nsqtools.protocol.text import load_json
 
 log = logging.getLogger("nsqtools")
 
@@ -384,8 +384,8 @@ def _parquet(storage: Place, entry: StoredObject, names: Collection[str]) -> Tab
     counts: dict[str, int] = {}
     if not names or manifest in names:
         # A damaged manifest counts as missing.
-        with suppress(FileNotFoundError, DeniedError, ValueError, TypeError, RecursionError):
-            content = dict(json.loads(storage.read(manifest)))
+        with suppress(FileNotFoundError, DeniedError, ValueError, TypeError):
+            content = dict(load_json(storage.read(manifest)))
             counts = {key: value for key, value in content.items() if type(value) is int}
     rows, min_ts, max_ts = (counts.get(key) for key in ("messages", "min_ts", "max_ts"))
     # The place itself may be below partition folders.
@@ -598,8 +598,8 @@ def committed_names(output: Place) -> set[str] | None:
                 version, *lines = data.decode().splitlines()
                 if version != SINK_LOG_VERSION:
                     raise ValueError(f"it is of version {version}")
-                committed |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
-            except (ValueError, KeyError, TypeError) as exc:
+                committed |= {load_json(line)["path"].rpartition("/")[2] for line in lines}
+            except (ValueError, KeyError, TypeError, AttributeError) as exc:
                 raise OutputError(f"cannot read {output / name} ({exc})") from exc
     return committed
 

@@ -66,7 +66,7 @@ from nsqtools.archive.upload import (
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import closing_fd, locked, open_own, open_to_write, refuse_planted
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, load_json
 from nsqtools.records.prometheus import Metric, metric_of
 
 log = logging.getLogger("nsqtools")
@@ -417,7 +417,7 @@ def _read_state(directory: Path) -> dict[str, Any] | None:
     path = directory / DRAFTS / STATE
     try:
         with open_own(path) as file:
-            return dict(json.load(file))
+            return dict(load_json(file.read()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as exc:

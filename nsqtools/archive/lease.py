@@ -31,6 +31,7 @@ from typing import Any
 
 from nsqtools.archive.place import Place, PlaceLock, locked_error, translating_errors
 from nsqtools.errors import NsqError, OutputError
+from nsqtools.protocol.text import load_json
 
 log = logging.getLogger("nsqtools")
 
@@ -182,10 +183,10 @@ class Lease(PlaceLock):
     def _entry(self, number: int) -> dict[str, Any]:
         """Return the content of a number, empty if it was replaced in the meantime."""
         try:
-            return dict(json.loads(self._numbers.read(number)))
+            return dict(load_json(self._numbers.read(number)))
         except FileNotFoundError:
             return {}
-        except ValueError as exc:
+        except (ValueError, TypeError) as exc:
             raise OutputError(f"cannot read {self._place} ({exc})") from exc
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -47,6 +46,7 @@ from nsqtools.files.durable import (
     temporary_path,
 )
 from nsqtools.files.opening import closing_fd, lock_file, open_to_read, status_of, walk
+from nsqtools.protocol.text import load_json
 
 SHARED = "Give a directory that this machine and the executors have mounted under one path."
 
@@ -207,13 +207,18 @@ class Place(ABC):
     def read(self, name: str = "") -> bytes:
         """Return a small object."""
 
-    def read_json(self, name: str) -> Any:
-        """Return the content of a small JSON object, None if it does not exist.
+    def read_json(self, name: str, kind: type[Any] = dict) -> Any:
+        """Return the content of a small file of JSON, None if the file does not exist.
 
-        Raises `OutputError` for anything but JSON, and ``OSError``.
+        Raises `OutputError` for anything but JSON of this kind and of version 1, and ``OSError``.
         """
         try:
-            return json.loads(self.read(name))
+            document = load_json(self.read(name))
+            if not isinstance(document, kind):
+                raise ValueError("it has JSON of another kind")
+            if kind is dict and document.get("version", 1) != 1:
+                raise ValueError(f"it is of version {document['version']}")
+            return document
         except FileNotFoundError:
             return None
         except ValueError as exc:

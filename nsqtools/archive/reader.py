@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 import time
@@ -73,6 +72,7 @@ from nsqtools.files.durable import (
     temporary_path,
 )
 from nsqtools.files.opening import NotRegularError, has_writer
+from nsqtools.protocol.text import load_json
 from nsqtools.records.envelope import Envelope, Splitter, decode
 from nsqtools.records.naming import Codec, with_rev
 
@@ -485,7 +485,7 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
     Raises ``OSError``, also for a missing index.
     """
     try:
-        manifest = json.loads(archive.storage.read(hidden_name(archive.name, MANIFEST)))
+        manifest = load_json(archive.storage.read(hidden_name(archive.name, MANIFEST)))
         size, digest = manifest["size"], manifest["sha256"]
         digest_of_index = manifest["index_sha256"]
     except FileNotFoundError:
@@ -529,7 +529,7 @@ def why_unfinished(archive: ArchiveFile) -> str:
         if is_complete and index and end_of(decode_index(index)) == size:
             return ""
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        if json.loads(archive.storage.read(hidden_name(archive.name, MANIFEST)))["size"] == size:
+        if load_json(archive.storage.read(hidden_name(archive.name, MANIFEST)))["size"] == size:
             return ""
     return MAY_HAVE_WRITER
 

@@ -42,6 +42,7 @@ from nsqtools.archive.table_writer import (
 )
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.text import load_json
 from nsqtools.records.envelope import BodyKind
 
 _COLUMNS_NAME = re.compile(r"/\d{8}\.json$")
@@ -187,7 +188,7 @@ class Table:
         is written again.
         """
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            manifest = json.loads(self.storage.read(hidden_name(name, MANIFEST)))
+            manifest = load_json(self.storage.read(hidden_name(name, MANIFEST)))
             if self.storage.stat(name).size == manifest["size"]:
                 return int(manifest["messages"])
         return replaced_rows(self.storage, name)

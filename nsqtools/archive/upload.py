@@ -72,7 +72,7 @@ from nsqtools.archive.reader import scan_archive
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotOursError, NotRegularError, closing_fd, lock_file, open_own
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, load_json
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric, metric_of
 
@@ -116,7 +116,7 @@ class UploadRecord:
 def decode_record(data: bytes) -> UploadRecord | None:
     """Return the record of a file, None if it was torn."""
     try:
-        document = json.loads(data)
+        document = load_json(data)
         return UploadRecord(str(document["url"]), str(document["name"]))
     except (ValueError, KeyError, TypeError):
         return None
@@ -326,7 +326,7 @@ def _name_taken(place: Place, name: str) -> NotUploadable:
 def _is_stored(place: Place, name: str, manifest: dict[str, object]) -> bool:
     """Return whether the file is stored as a whole. Raises `NotUploadable` for another file."""
     try:
-        if json.loads(place.read(hidden_name(name, MANIFEST))) != manifest:
+        if load_json(place.read(hidden_name(name, MANIFEST))) != manifest:
             raise _name_taken(place, name)
         return place.stat(name).size == manifest["size"]
     except FileNotFoundError:

@@ -93,6 +93,21 @@ def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]
     return members
 
 
+def load_json(data: bytes | str) -> Any:
+    """Decode strict JSON. Raises only ``ValueError``, also for too many levels and 1e999."""
+    try:
+        return json.loads(data, parse_constant=_refuse_constant, parse_float=_parse_finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _parse_finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
 class _Pairs(list[tuple[str, Any]]):
     """The members of an object, including duplicate keys."""
 

@@ -36,7 +36,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
 from nsqtools.files.opening import closing_fd, lock_file, open_to_read
-from nsqtools.protocol.text import format_moment, utc_text
+from nsqtools.protocol.text import format_moment, load_json, utc_text
 from nsqtools.records.envelope import Splitter
 
 # How long an incomplete batch waits for more input. It bounds the added latency of a slow stream.
@@ -220,7 +220,7 @@ def read_checkpoint(
     ):
         try:
             with open_to_read(path) as file:
-                content = json.loads(file.read())
+                content = load_json(file.read())
         except FileNotFoundError:
             return None
         if content["version"] in versions:

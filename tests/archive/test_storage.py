@@ -14,7 +14,7 @@ from plugins.object_store import Bucket
 from nsqtools.archive.place import ChangedError, LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import PART_SIZE, RangeFile, s3_settings
-from nsqtools.errors import NsqError
+from nsqtools.errors import NsqError, OutputError
 from nsqtools.spark.spark_settings import store_conf, store_environ
 
 
@@ -53,6 +53,26 @@ def test_files_are_written_read_listed_and_deleted(storage: Place, tmp_path: Pat
     for _ in range(2):
         storage.delete("y.log")
     assert names(storage) == ["topic=a b/.x.index", "topic=a b/x"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"5",
+        b"null",
+        b'{"version": 99}',
+        b'{"rows": 1e999}',
+        b'{"rows": NaN}',
+        b"[" * 100_000,
+        b"\xff",
+        b"",
+    ],
+)
+def test_a_file_that_is_no_object_of_version_1_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "note.json").write_bytes(content)
+    with pytest.raises(OutputError, match=r"^cannot read .*note\.json \("):
+        LocalPlace(tmp_path).read_json("note.json")
 
 
 def test_drafts_of_killed_writers_are_not_listed_and_removed_later(tmp_path: Path) -> None:

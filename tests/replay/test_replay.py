@@ -73,7 +73,9 @@ def test_members_outside_of_a_range_are_not_read(tmp_path: Path) -> None:
     assert merged(path.parent, TimeRange(4, 6)) == [4, 5]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 9, "done": {}}', "nonsense"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"version": 9, "done": {}}', "nonsense", "[" * 100_000]
+)
 def test_a_file_of_another_kind_is_refused_as_a_checkpoint(tmp_path: Path, content: str) -> None:
     (tmp_path / "c.json").write_text(content)
     with pytest.raises(ConfigurationError, match="not a checkpoint"):

@@ -21,7 +21,7 @@ from nsqtools.cli.parsing.binding import in_panel, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.text import escape_line, utc_text
+from nsqtools.protocol.text import escape_line, load_json, utc_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -282,7 +282,7 @@ def _load_state(path: Path) -> CheckState:
     from nsqtools.cluster.check import CheckState
 
     try:
-        document = json.loads(path.read_bytes())
+        document = load_json(path.read_bytes())
         if document["version"] != STATE_VERSION:
             raise ValueError(f"version {document['version']}")
         state = CheckState(

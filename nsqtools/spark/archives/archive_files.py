@@ -84,6 +84,7 @@ from nsqtools.files.opening import (
     status_of,
     warn_of_links,
 )
+from nsqtools.protocol.text import load_json
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -603,7 +604,7 @@ class StoredListing:
 def _read_manifest(place: Place, entry: StoredObject) -> FileRecord | None:
     """Return the record in a manifest, None if it belongs to another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.parent.read(hidden_name(place.name, MANIFEST)))
+        document = load_json(place.parent.read(hidden_name(place.name, MANIFEST)))
         if document["size"] != entry.size:
             return None
         writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
@@ -619,7 +620,7 @@ def _read_catalog(
 ) -> dict[str, FileRecord]:
     """Return the records of the listed objects in a catalog, none if it is damaged."""
     try:
-        rows = [json.loads(line) for line in place.read().splitlines()]
+        rows = [load_json(line) for line in place.read().splitlines()]
         return {
             f"{folder}{name}": FileRecord(Head(*head) if head else None, Total(*total))
             for name, version, head, total in rows

@@ -11,7 +11,6 @@ file as long as it has the name and the size in the offset.
 
 from __future__ import annotations
 
-import json
 import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from time import monotonic, sleep, time_ns
 from nsqtools.archive.layout import Head, Member, TimeRange, end_of
 from nsqtools.archive.place import map_concurrently
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, load_json
 from nsqtools.spark.archives.archive_files import ArchiveListing, FileKey, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.offsets import (
@@ -86,7 +85,7 @@ class ArchiveStream:
         if starting.lower() == LATEST:
             return self._everything_before(None)
         try:
-            document = json.loads(starting)
+            document = load_json(starting)
         except ValueError:
             raise ConfigurationError(
                 f"option startingOffsets={starting!r} is not earliest, latest, or JSON"

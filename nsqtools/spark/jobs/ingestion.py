@@ -38,6 +38,7 @@ from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_
 from nsqtools.archive.table_writer import TablePlan
 from nsqtools.client.change_log import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.protocol.text import load_json
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
@@ -186,7 +187,7 @@ def _is_used(place: Place, folder: str = "") -> bool:
 
 def _read_mark(place: Place, name: str) -> IngestMark | None:
     try:
-        return IngestMark(**json.loads(place.read(name)))
+        return IngestMark(**load_json(place.read(name)))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as exc:
@@ -218,7 +219,7 @@ def refuse_older(places: IngestPlaces) -> None:
         ended, written = _last_batch(checkpoint, COMMITS), _last_batch(output, SINK_LOG)
     else:
         # Numbers of commits begin at 1, and batches without new messages have no commit.
-        ended = (checkpoint.read_json(NOTE) or 0) - 1
+        ended = (checkpoint.read_json(NOTE, int) or 0) - 1
         written = last_number(plan, query_id(checkpoint)) - 1
     if ended <= written <= begun:
         return
@@ -232,7 +233,7 @@ def refuse_older(places: IngestPlaces) -> None:
 def _is_of_sparks_sink(places: IngestPlaces) -> bool:
     """Return whether Spark's sink wrote the output last. An unused output counts, too."""
     output, checkpoint = places.output.absolute(), places.checkpoint.absolute()
-    notes = checkpoint.read_json(NOTE), output.read_json(BEGUN_NOTE)
+    notes = checkpoint.read_json(NOTE, int), output.read_json(BEGUN_NOTE)
     return not places.plan.is_delta and notes == (None, None)
 
 

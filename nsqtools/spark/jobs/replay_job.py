@@ -29,6 +29,7 @@ from nsqtools.archive.place import LocalPlace, Place, map_concurrently, translat
 from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.text import load_json
 from nsqtools.records.units import Moment
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.failures import spark_errors
@@ -123,7 +124,7 @@ def load_plan(ledger: Place, job: Mapping[str, Any]) -> ReplayPlan | None:
         except FileNotFoundError:
             return None
     try:
-        plan = ReplayPlan(**json.loads(content))
+        plan = ReplayPlan(**load_json(content))
         if plan.version != VERSION:
             raise ValueError
         differences = [name for name in plan.job if plan.job[name] != job[name]]

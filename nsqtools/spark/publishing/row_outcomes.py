@@ -54,6 +54,7 @@ from nsqtools.archive.place import Place, translating_errors
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.opening import open_to_write, try_lock
+from nsqtools.protocol.text import load_json
 from nsqtools.records.envelope import Envelope, encode_many
 
 MAX_REASONS = 5
@@ -231,7 +232,7 @@ def dead_letter(row: int, message: Envelope, reason: str) -> bytes:
 def row_of(line: bytes) -> float:
     """Return the number of a row; a line cut by a kill has infinity, as an unfinished row."""
     try:
-        return int(json.loads(line)["row"])
+        return int(load_json(line)["row"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
@@ -352,7 +353,7 @@ def last_entry(lines: bytes, path: object) -> LedgerEntry:
 def decode_entry(line: bytes, path: object) -> LedgerEntry:
     """Decode a line. Raises `ConfigurationError`."""
     try:
-        entry = LedgerEntry(**json.loads(line))
+        entry = LedgerEntry(**load_json(line))
         counts = asdict(entry)
         if min(*counts.pop("topics").values(), *counts.values()) >= 0:
             return entry

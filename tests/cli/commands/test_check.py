@@ -528,6 +528,8 @@ def test_a_message_that_waits_too_long_is_found_from_counts_alone(
         state.write_text(json.dumps(memory)[:-1] + f", {entry}}}")
         result = run_nsq(at)
         assert (result.status, "it is not a file of nsq check" in result.err) == (3, True)
+    state.write_text("[" * 100_000)
+    assert "it is not a file of nsq check" in run_nsq(at).err
 
 
 def test_messages_that_stay_in_flight_are_stuck_and_old(
