@@ -201,6 +201,7 @@ def find_archives(
 ) -> list[ArchiveFile]:
     """Return the files at paths and URLs, of directories recursively, with files in progress last.
 
+    A file that several places have, also through links, is returned once.
     Of a table, only files in partitions for which ``is_selected`` is true are returned. Raises
     `NotFoundError` for a missing place, `ConfigurationError` for a file of another program, and the
     errors of `failure_of`.
@@ -209,7 +210,7 @@ def find_archives(
     for place, in_progress in [(str(at), _in_progress(str(at), is_selected)) for at in places]:
         with _raising_not_found(place):
             for archive in _find(place, in_progress, is_selected):
-                archives.setdefault(archive.shown, archive)
+                archives.setdefault(_real_path(archive.storage / archive.name), archive)
     finished = {archive.begin for archive in archives.values() if not archive.is_in_progress}
     finished.discard(None)
     return [
@@ -217,6 +218,11 @@ def find_archives(
         for archive in archives.values()
         if not (archive.is_in_progress and archive.begin in finished)
     ]
+
+
+def _real_path(place: Place) -> str:
+    """Return the path or URL that a place has without links."""
+    return str(place) if place.is_remote else os.path.realpath(place.path)
 
 
 def _in_progress(place: str, is_selected: PartitionFilter) -> list[StoredObject]:
@@ -649,10 +655,14 @@ class Inputs:
 def find_inputs(paths: Sequence[Place]) -> Inputs:
     """Separate archives, Parquet and Delta tables; a mixed place counts as archives.
 
-    Raises `NotFoundError` and the errors of `failure_of`.
+    A place that is named twice, also through links, counts once. Raises `NotFoundError` and the
+    errors of `failure_of`.
     """
     inputs: dict[str, list[Place]] = {"archives": [], "parquet": [], "delta": []}
-    for path in (path.absolute() for path in paths):
+    unique: dict[str, Place] = {}
+    for path in paths:
+        unique.setdefault(_real_path(path), path.absolute())
+    for path in unique.values():
         with _raising_not_found(path):
             # A place with tables of topics and nothing else is read as its tables.
             for place in _tables_of_topics(path) or [path]:

@@ -8,8 +8,10 @@ import pytest
 from pyarrow import parquet
 
 from nsqtools.archive import columns, reader
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.layout import TimeRange, end_of, index_of, part_of
+from nsqtools.archive.place import LocalPlace
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import read_messages, read_text, repair, scan_archive
 from nsqtools.records.naming import Codec
 
@@ -29,6 +31,23 @@ def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> P
         ]
         index_of(path).write_bytes(b"".join(lines))
     return path
+
+
+def test_a_file_that_is_named_twice_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    path = written(folder / "x", PIECES)
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    paths = ["logs", "logs/x", "./logs", path, folder, "link", "link/x"]
+
+    assert [archive.shown for archive in find_archives(paths)] == ["logs/x"]
+    assert find_inputs([*map(parse_place, map(str, paths[2:6]))]).archives == (
+        LocalPlace(folder),
+        LocalPlace(path),
+    )
 
 
 def failing(path: str, problem: str) -> None:
