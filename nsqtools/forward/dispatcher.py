@@ -375,12 +375,14 @@ class Dispatcher:
 
     def _failed(self, parcel: Parcel, outcome: Outcome) -> None:
         limit = self._max_attempts
-        exhausted, remaining = list[int](), list[int]()
+        exhausted, remaining = dict[int, list[int]](), list[int]()
         for at, (key, message) in enumerate(zip(parcel.keys(), parcel.messages, strict=True)):
-            is_exhausted = limit > 0 and self._attempts.effective(key, message.attempts) >= limit
-            (exhausted if is_exhausted else remaining).append(at)
-        if exhausted:
-            self.refuse(parcel.chosen(exhausted), f"{outcome.error}, after {limit} attempts")
+            attempts = self._attempts.effective(key, message.attempts)
+            is_exhausted = limit > 0 and attempts >= limit
+            (exhausted.setdefault(attempts, []) if is_exhausted else remaining).append(at)
+        for attempts, indexes in exhausted.items():
+            error = f"{outcome.error}, after {counted(attempts, 'attempt')}"
+            self.refuse(parcel.chosen(indexes), error)
         if remaining:
             self._requeue(parcel.chosen(remaining), outcome.error, outcome.retry_after_s)
 

@@ -289,7 +289,7 @@ def delete_compacted(
             deleted.append(source.shown)
         else:
             runtime.info(f"nsq: {source.shown} stays: it changed meanwhile")
-    runtime.info(f"nsq: {len(deleted)} archives deleted")
+    runtime.info(f"nsq: {counted(len(deleted), 'archive')} deleted")
     return deleted
 
 
@@ -329,8 +329,8 @@ def report_outcome(runtime: Runtime, compactions: Sequence[Compaction]) -> ExitS
         )
         runtime.print_error("hint: compact the archives to another --output")
     runtime.info(
-        f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
-        "verified"
+        f"nsq: {counted(read, 'message')} read, {counted(removed, 'duplicate')} removed, "
+        f"{counted(files, 'file')} written and verified"
     )
     is_whole = not (damages or grown or keys)
     return ExitStatus.DONE if is_whole else ExitStatus.PARTLY_DONE

@@ -149,6 +149,25 @@ for line in sys.stdin:
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
+def test_a_dead_letter_counts_the_attempts_of_earlier_consumers(
+    run: Run, run_nsq: RunNsq, source: Nsqd
+) -> None:
+    source.publish(TOPIC, b"one")
+    run_nsq(["peek", "-t", TOPIC, "-c", CHANNEL, *source.options, "-n", "1"])
+
+    result = run("-n", "1", "--max-attempts", "1", *LETTERS, shell="exit 3")
+
+    assert "sh ended with status 3, after 2 attempts" in result.err
+
+
+def test_a_dead_letter_has_one_attempt_in_the_singular(run: Run, source: Nsqd) -> None:
+    source.publish(TOPIC, b"one")
+
+    result = run("-n", "1", "--max-attempts", "1", *LETTERS, shell="exit 3")
+
+    assert result.err.splitlines()[-2].endswith("after 1 attempt")
+
+
 def test_a_command_that_times_out_is_ended_with_its_children(
     run: Run, source: Nsqd, tmp_path: Path
 ) -> None:
