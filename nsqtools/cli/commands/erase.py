@@ -74,7 +74,7 @@ def erase(
     plan += [f"{table}: delete the history" for table in erasure.inputs.delta]
     if plan and not dry_run:
         if not runtime.confirm(plan, f"Erase {counted(erased, 'message')}?", yes=yes):
-            return ExitStatus.DONE
+            return ExitStatus.FAILED
         erasure.run()
     if json:
         figures = {"messages": erasure.messages, "erased": erased}

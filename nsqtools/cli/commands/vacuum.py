@@ -57,7 +57,7 @@ def vacuum(
     plan = [line for job in jobs if (line := _plan_of(job))]
     if not dry_run:
         if plan and not runtime.confirm(plan, "Remove them?", yes=yes):
-            return ExitStatus.DONE
+            return ExitStatus.FAILED
         for job in jobs:
             job.run()
     documents = list(map(_document, jobs))

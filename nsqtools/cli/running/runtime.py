@@ -473,7 +473,8 @@ class Runtime:
     def confirm(self, plan: Iterable[str], question: str, *, yes: bool) -> bool:
         """Print a plan and ask whether to carry it out. With ``yes`` do not ask.
 
-        Any answer except yes is a no. Raises `ConfigurationError` if no user can be asked.
+        Any answer except yes is a no, after which a command ends with `ExitStatus.FAILED`. Raises
+        `ConfigurationError` if no user can be asked.
         """
         for line in plan:
             (self.info if yes else self.print_error)(line)
