@@ -279,9 +279,12 @@ class Directories:
             sync_folder(folder)
         except OSError as exc:
             if exc.errno not in DISK_FULL_ERRORS:
+                is_denied = isinstance(exc, PermissionError)
                 raise OutputError(
                     f"cannot {operation} in {folder} ({exc.strerror})",
-                    hint="Give a directory of another file system; --work-dir may be a local one.",
+                    hint="Give a directory in which this user may create files."
+                    if is_denied
+                    else "Give a directory of another file system; --work-dir may be a local one.",
                 ) from exc
         finally:
             for path in (trial, renamed):

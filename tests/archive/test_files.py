@@ -1,5 +1,6 @@
 """Files of an archive on disk: members, index, crashes at every step, finishing, durability."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -106,6 +107,15 @@ def test_a_finished_file_never_replaces_another_and_a_lost_index_is_rebuilt(
     index = load_index(index_of(final))
     assert [member[:3] for member in index.members] == [member[:3] for member in members]
     assert parts(directories.work) == []
+
+
+def test_a_directory_of_another_user_is_refused_with_a_remedy_that_helps(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+    with pytest.raises(OutputError, match=r"cannot create files in .* \(denied\)") as refused:
+        directories.try_out()
+    assert refused.value.hint == "Give a directory in which this user may create files."
 
 
 def test_a_full_disk_while_a_lost_index_is_rebuilt_costs_no_message(
