@@ -192,7 +192,7 @@ class ArchiveOptions(OptionSet):
             if self.upload is None:
                 base = Path(split_at_topic(str(output))[0])
                 output = work = work if self.work_dir else base / LOGS
-        elif TOPIC in (self.upload or str(self.output_dir)):
+        elif TOPIC in f"{self.output_dir} {self.upload}":
             raise ConfigurationError(
                 f"{TOPIC} is for tables",
                 hint="Give --store parquet or delta, or --filename-format '<TOPIC>/...'.",
