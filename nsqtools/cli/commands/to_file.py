@@ -306,6 +306,7 @@ class ArchiveOptions(OptionSet):
                 is_delta=self.store is StoreKind.delta,
                 has_many_topics=has_many_topics,
                 info=info,
+                of_names=WHOSE,
             )
             logs = archive.directories.output
             if place is not None:

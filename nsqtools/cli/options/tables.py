@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,7 +118,7 @@ class BodyOptions(ColumnsChoice):
     partition_by: list[str] | None = opt(
         "BY",
         "Partitions of tables below topic and date: hour, or a field of JSON bodies (.country). "
-        "Of file names: whose time the partition is, arrival (default) or message.",
+        "Of file names of to-file: whose time the partition is, arrival (default) or message.",
     )
     fail_on_misfit: FailOnMisfit = False
     dead_letter_file: DeadLetterPath = None
@@ -133,14 +133,16 @@ class BodyOptions(ColumnsChoice):
         has_many_topics: Callable[[], bool],
         info: Callable[[str], None],
         option: str = "--store",
+        of_names: Collection[str] = (),
     ) -> TablePlan:
         """Return the plan of the table, or of the tables of topics, which ``info`` reports.
 
-        ``option`` chooses between Parquet and Delta. Raises `NsqError` for contradicting options.
+        ``option`` chooses between Parquet and Delta. ``of_names`` are partitions of file names,
+        which a table does not have. Raises `NsqError` for contradicting options.
         """
         from nsqtools.archive.table_writer import TablePlan
 
-        names = [name for name in self.partition_by or () if name not in WHOSE]
+        names = [name for name in self.partition_by or () if name not in of_names]
         for name in names:
             if name != "hour" and not name.startswith("."):
                 raise ConfigurationError(
