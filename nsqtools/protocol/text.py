@@ -173,9 +173,9 @@ def _decimal(value: int, unit: int) -> str:
     return f"{whole}.{digits}" if digits else str(whole)
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, digits: str = "") -> str:
+    """``1 file``, ``2000 files``; with "," as format of the ``digits`` ``2,000 files``."""
+    return f"{number:{digits}} {noun}" if number == 1 else f"{number:{digits}} {noun}s"
 
 
 # -- foreign text ---------------------------------------------------------------------------------

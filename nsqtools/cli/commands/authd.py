@@ -7,19 +7,34 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+from typer import Argument, Context
 
-from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.connection import (
+    HTTPS_FLAGS,
+    AddressFlags,
+    ClusterConnection,
+    LookupFlags,
+    refuse_flags,
+)
 from nsqtools.cli.options.params import Json, parse_listen
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json, write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, serving
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.authd.users import Grant
 
 TOKEN_BYTES = 32
+
+FILTER_FLAGS = (
+    "listen_tls_client_ca",
+    "consumer_opt",
+    *(name for name in AddressFlags.__annotations__ if not name.endswith("profile")),
+    *LookupFlags.__annotations__,
+    *HTTPS_FLAGS,
+)
 
 UsersFile = Annotated[Path, Argument(metavar="FILE", help="The users file, in TOML.")]
 UserName = Annotated[str | None, Argument(metavar="USER", help="Name of the user.")]
@@ -47,6 +62,7 @@ def serve(
         "FILE", "CA of client certificates that name users of the filter."
     ),
     *,
+    context: Context,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
@@ -67,6 +83,8 @@ def serve(
     from nsqtools.http.listen import listen as bind
     from nsqtools.http.listen import listen_host
 
+    if filter_ is None:
+        refuse_flags(context, FILTER_FLAGS, "needs --filter")
     for address in filter(None, (listen, filter_)):
         listen_host(address)
     settings = AuthdSettings(
@@ -175,7 +193,7 @@ def check(
     users = load_users(file)
     JSONTokens(users.issuers, str(file))
     if user is None:
-        runtime.info(f"nsq: {file} is good: {len(users.by_name)} users")
+        runtime.info(f"nsq: {file} is good: {counted(len(users.by_name), 'user')}")
         return ExitStatus.DONE
     if queue is None:
         raise ConfigurationError("no topic given", hint="nsq authd check FILE USER TOPIC[/CHANNEL]")

@@ -18,7 +18,7 @@ declares its options only to make them options of the command.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -127,6 +127,14 @@ def origin_of(context: Context, name: str) -> Origin:
         return setting.origin
     source = context.get_parameter_source(name)
     return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)
+
+
+def refuse_flags(context: Context, names: Container[str], problem: str) -> None:
+    """Raise `ConfigurationError` if one of these options is on the command line."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in names and origin_of(context, name) is Origin.FLAG:
+            raise ConfigurationError(f"{parameter.opts[0]} {problem}")
 
 
 class EffectiveAddresses(NamedTuple):

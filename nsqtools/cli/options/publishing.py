@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
 
-from nsqtools.cli.options.connection import ProducerConnection, setting_of, split_addresses
+from nsqtools.cli.options.connection import (
+    ProducerConnection,
+    refuse_flags,
+    setting_of,
+    split_addresses,
+)
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import (
@@ -328,10 +333,7 @@ class ChannelOptions(OptionSet):
 
     def refuse(self, names: Sequence[str], problem: str) -> None:
         """Raise `ConfigurationError` if one of these options is on the command line."""
-        for parameter in self.context.command.params:
-            source = self.context.get_parameter_source(parameter.name or "")
-            if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-                raise ConfigurationError(f"{parameter.opts[0]} {problem}")
+        refuse_flags(self.context, names, problem)
 
     def __init__(self, **values: Any) -> None:
         self.target: ChannelPublisher | None = None
