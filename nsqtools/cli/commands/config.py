@@ -32,7 +32,7 @@ from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import ClusterListing
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import ExitStatus, Session
 from nsqtools.client.connection_settings import SourcedOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.option_names import OPTION_OF_FLAG
@@ -230,7 +230,9 @@ def _plain(value: Any) -> str | bool | list[str] | None:
 
 def _masked(text: str) -> str:
     """Return an address without user, password and query, any of which may be a secret."""
-    return re.sub(r"(/[^?]*\?).+", rf"\1{MASK}", re.sub("//.*@", f"//{MASK}@", text))
+    # USER:PASSWORD@HOST without a scheme is refused by other commands, but printed here.
+    without_user = re.sub("(//).*@|^[^/:]+:[^/]*@", rf"\1{MASK}@", text)
+    return re.sub(r"(/[^?]*\?).+", rf"\1{MASK}", without_user)
 
 
 def get(option: OptionName, *, listing: ClusterListing) -> int:
@@ -276,10 +278,11 @@ def write_values(
     return report_unreachable(failures, listing.runtime)
 
 
-def profiles(*, form: ListingForm, runtime: Session) -> None:
+def profiles(*, form: ListingForm, runtime: Session) -> int:
     """List the profiles of the configuration file, and which one is used.
 
-    nsq config show -P NAME shows what a profile sets.
+    nsq config show -P NAME shows what a profile sets. A profile that commands would refuse has no
+    number of settings; then the reason is printed, and the exit status is 2.
 
     Examples:
         nsq config profiles
@@ -287,12 +290,22 @@ def profiles(*, form: ListingForm, runtime: Session) -> None:
     path = config_path(runtime.environ)
     names = profile_names(path) if path.exists() else []
     used = runtime.environ.get("NSQ_PROFILE") or selected_profile(runtime.environ)
-    rows = []
+    if names:
+        load_settings(path, None, REPEATABLE)  # an error outside of the profiles concerns all
+    rows: list[tuple[str, bool, int | None]] = []
+    refusals = []
     for name in names:
-        settings = load_settings(path, name, REPEATABLE).values()
-        count = sum(setting.origin is Origin.PROFILE for setting in settings)
+        count = None
+        try:
+            settings = load_settings(path, name, REPEATABLE).values()
+            count = sum(setting.origin is Origin.PROFILE for setting in settings)
+        except ConfigurationError as error:
+            refusals.append(error)
         rows.append((name, name == used, count))
     write_listing(runtime, PROFILES, rows, form)
+    for refusal in refusals:
+        runtime.report(refusal)
+    return ExitStatus.USAGE if refusals else ExitStatus.DONE
 
 
 def use(

@@ -523,7 +523,7 @@ class ProfileRow(TypedDict):
 
     profile: str
     selected: bool
-    settings: Annotated[int, "How many it has."]
+    settings: Annotated[int | None, "How many it has; null if commands refuse the profile."]
 
 
 class SchemaRow(TypedDict):
