@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error,
             sys.stderr,
             debug="--debug" in before_dashes(arguments) or bool(os.environ.get("NSQ_DEBUG")),
-            json=asks_for_json(arguments[1:]),
+            json=asks_for_json(arguments),
             status=FAILURE_STATUS.get(arguments[0]) if arguments else None,
         )
     finally:

@@ -92,6 +92,15 @@ REMOVED = {
 # "unknown".
 FAILURE_STATUS = {"check": 3}
 
+# Commands whose -o is a place for output. -o json asks other commands for JSON.
+OUTPUT_PLACES = (
+    "archive compact",
+    "archive convert",
+    "queue recover",
+    "spark compact",
+    "spark ingest",
+)
+
 # A heading, and below it a line for each command: name, entry, impact, ``raw``, help. A group has no entry,
 # and below it its commands and examples (``$``).
 TABLE = """\

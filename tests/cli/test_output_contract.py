@@ -13,8 +13,9 @@ from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster, ValidJson
 
 from nsqtools.cli.commands.schema import all_schemas, read_schema, schema_of
-from nsqtools.cli.registry import FAILURE_STATUS
+from nsqtools.cli.registry import FAILURE_STATUS, OUTPUT_PLACES
 from nsqtools.cli.render.documents import DOCUMENTS
+from nsqtools.cli.running.runtime import asks_for_json
 
 # tested elsewhere, or with another command
 ELSEWHERE = re.compile(
@@ -134,3 +135,18 @@ def test_a_wrong_command_line_is_a_line_of_json(run_nsq: RunNsq, valid_json: Val
         usage = FAILURE_STATUS.get(command, 2)
         assert (error["code"], error["status"], result.status) == ("usage", usage, usage), command
         assert "no such option" in error["message"], command
+
+
+def test_only_commands_with_a_place_for_output_take_it_with_o() -> None:
+    with_place = {
+        " ".join(page.words[1:])
+        for page in read_tree().walk()
+        for option in page.options
+        if {"-o", "--output"} <= set(option.names) and "json" not in str(option)
+    }
+    assert with_place == set(OUTPUT_PLACES)
+
+
+def test_an_output_file_named_json_does_not_ask_for_errors_in_json() -> None:
+    assert not asks_for_json(["queue", "recover", "data", "-o", "json"])
+    assert asks_for_json(["queue", "list", "data", "-o", "json"])

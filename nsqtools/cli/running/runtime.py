@@ -43,6 +43,7 @@ from typer import Context
 
 from nsqtools.cli.parsing.binding import Provided, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_color
+from nsqtools.cli.registry import OUTPUT_PLACES
 from nsqtools.errors import ConfigurationError, NsqError, OutputError, is_limit
 from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback, utc_text
 
@@ -496,7 +497,9 @@ def before_dashes(arguments: Sequence[str]) -> list[str]:
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Return whether a command line, even an invalid one, asks for JSON."""
-    words = with_json(before_dashes(arguments))
+    words = before_dashes(arguments)
+    if " ".join(words[:2]) not in OUTPUT_PLACES:
+        words = with_json(words)
     return any(word.partition("=")[0] in ("--json", "--jq") for word in words)
 
 
