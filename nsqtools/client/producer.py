@@ -676,7 +676,8 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
         raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
-            hint="Publish fewer messages at a time: see Producer.publish_many.",
+            hint="Publish fewer messages at a time. nsqd's limit is its --max-body-size; the "
+            "client's is publish_max_body_size.",
         )
 
 
