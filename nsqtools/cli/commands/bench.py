@@ -26,12 +26,15 @@ from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, texts_
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.text import counted
 from nsqtools.records.units import parse_size
 
 if TYPE_CHECKING:
     from nsqtools.bench.bench_plan import BenchPlan, BenchReport
 
+# Bodies of 200 bytes make 40 MB. Larger bodies must not fill the disk of nsqd.
 BACKLOG_TO_DRAIN = 200_000
+MAX_BACKLOG_BYTES = 1 << 30
 
 LOAD = "Load"
 
@@ -153,7 +156,9 @@ class Load(OptionSet):
 
             def show(phase: str, count: int) -> None:
                 elapsed_s = runtime.monotonic() - began
-                progress.show(lambda: f"{phase}: {count:,} messages after {elapsed_s:.1f} s")
+                progress.show(
+                    lambda: f"{phase}: {counted(count, 'message', ',')} after {elapsed_s:.1f} s"
+                )
 
             bench = Bench(plan, show)
             with stop_on_signals(bench.stop) as signals:
@@ -170,7 +175,7 @@ class Load(OptionSet):
         if report.interrupted or report.intact:
             return signals.status()
         runtime.print_error(
-            f"nsq: error: {report.published} messages were published and {report.consumed} "
+            f"nsq: error: {counted(report.published, 'message')} published and {report.consumed} "
             f"consumed: {report.missing} missing, {report.repeated} repeated"
         )
         return ExitStatus.FAILED
@@ -192,7 +197,18 @@ def pub(publishing: BenchPublishing, *, load: Load) -> int:
     return load.measure("pub", publishing, 100)
 
 
-def sub(count: MessageLimit = BACKLOG_TO_DRAIN, create: Create = False, *, load: Load) -> int:
+def sub(
+    count: int | None = opt(
+        "--count -n N",
+        "Measure N messages.",
+        LIMITS,
+        min=1,
+        show_default="200000, or as many as fit in 1 GiB",
+    ),
+    create: Create = False,
+    *,
+    load: Load,
+) -> int:
     """Measure how fast a backlog is consumed, each message finished.
 
     Fills a new topic with --count messages, drains it, and deletes it through nsqd's HTTP API. With
@@ -205,6 +221,8 @@ def sub(count: MessageLimit = BACKLOG_TO_DRAIN, create: Create = False, *, load:
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
+    if count is None:
+        count = max(1, min(BACKLOG_TO_DRAIN, MAX_BACKLOG_BYTES // max(1, load.size[1])))
     fill = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0, count=count)
     return load.measure("sub", fill, 100, create=create)
 

@@ -13,6 +13,8 @@ from plugins.processes import descendants, is_alive
 from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cli.commands.bench import Load, sub
+
 A_MOMENT = f"--for={patience_s(0.4):g}s"  # enough to publish some on a busy machine
 QUICK = f"--warm-up={patience_s(0.2):g}s"
 PROMPT = "--warm-up=0s"
@@ -115,6 +117,19 @@ def test_a_topic_that_nsqlookupd_still_lists_is_reported(
     result = run_nsq(["bench", "sub", "-n", "10", *cluster.nsqds[0].options])
 
     assert re.search(r"nsq topic delete bench_\w+\n", result.err), result.err
+
+
+def test_the_default_backlog_of_large_messages_is_at_most_a_gibibyte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = []
+    monkeypatch.setattr(
+        Load, "measure", lambda self, mode, publishing, *_, **__: counts.append(publishing.count)
+    )
+    for size in (200, 1 << 20):
+        sub(None, load=Load(size=(size, size)))
+
+    assert counts == [200_000, 1024]
 
 
 @pytest.mark.parametrize("mode", ["e2e", "sub"])
