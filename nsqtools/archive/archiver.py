@@ -50,6 +50,7 @@ from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.files.durable import OBSTACLE_ERRORS
 from nsqtools.protocol.names import Address
+from nsqtools.protocol.text import counted
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.tail import End, RunLimits
 
@@ -190,8 +191,11 @@ class Archiver:
     def health(self) -> tuple[bool, str]:
         """Whether every topic can be written, and a line that names the topics that cannot."""
         if failing := sorted(topic for topic, state in self.states.items() if state.is_failing):
-            return False, f"{len(failing)} topics are not archived: {', '.join(failing[:10])}"
-        return True, f"archiving {len(self._archivers)} topics"
+            return (
+                False,
+                f"{counted(len(failing), 'topic')} not archived: {', '.join(failing[:10])}",
+            )
+        return True, f"archiving {counted(len(self._archivers), 'topic')}"
 
     def metrics(self) -> list[Metric]:
         """Return the counts of all topics, for Prometheus."""
@@ -294,7 +298,8 @@ class Archiver:
             raise _open_files_error("archive even one topic")
         self._waiting = topics[room:]
         if self._waiting:
-            problem = f"{len(self._waiting)} topics wait, as the limit of open files is reached"
+            topics_waiting = counted(len(self._waiting), "topic")
+            problem = f"{topics_waiting} waiting, as the limit of open files is reached"
             names = ", ".join(self._waiting)
             self._change_log.report(OPEN_FILES, f"{problem} (raise ulimit -n): {names}")
         else:

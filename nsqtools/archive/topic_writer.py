@@ -33,7 +33,7 @@ from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.client.message import Batch, Message, MessageSource
 from nsqtools.errors import OutputError
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, counted
 from nsqtools.records.envelope import encode_lines, encode_many
 from nsqtools.records.naming import FileFormat, FileNaming, Rotation, with_rev
 
@@ -538,7 +538,7 @@ class TopicWriter:
             self.held_count = self.held_bytes = 0
             self._files.mark_dirty()
             path = exc.filename or self._settings.directories.work
-            requeued = f": {count} messages are back in the queue" if count else ""
+            requeued = f": {counted(count, 'message')} back in the queue" if count else ""
             reason = exc.strerror or str(exc)
             message = f"cannot write {path} ({reason}){requeued}"
             raise WriteFailed(message, reason, count, exc.errno) from exc

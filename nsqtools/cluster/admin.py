@@ -42,6 +42,7 @@ from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqErr
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
+from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
 
@@ -354,7 +355,7 @@ def _retained_messages(inventory: Inventory, names: Iterable[str]) -> Iterator[s
     for name in names:
         channels = (channel for _, topic in inventory.where(name) for channel in topic.channels)
         if count := sum(map(messages_of, channels)):
-            yield f"the channels of {name} keep their {count} messages"
+            yield f"the channels of {name} keep their {counted(count, 'message')}"
 
 
 def sort_steps(steps: Iterable[Step]) -> tuple[Step, ...]:

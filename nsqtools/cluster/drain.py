@@ -102,7 +102,7 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         messages = waiting + sum(map(messages_of, holding))
         if len(receivers) > 1:
             unmovable.append(
-                f"topic {name} has {len(receivers)} channels, with {messages} messages"
+                f"topic {name} has {len(receivers)} channels, with {counted(messages, 'message')}"
             )
             continue
         receiver = "".join(f"{name}/{c}{' (paused)' if paused.get(c) else ''}" for c in receivers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from nsqtools.protocol.text import counted
+
 
 def waiting_text(count: int) -> str:
     """Return ``1 waiting``, ``6,629 waiting``."""
@@ -12,7 +14,7 @@ def waiting_text(count: int) -> str:
 
 def messages_text(count: int) -> str:
     """Return ``1 message``, ``6,629 messages``."""
-    return f"{count:,} message{'s' if count != 1 else ''}"
+    return counted(count, "message", ",")
 
 
 def rate_text(per_s: float) -> str:

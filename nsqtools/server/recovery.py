@@ -15,6 +15,7 @@ from nsqtools.errors import NotFoundError
 from nsqtools.files.durable import copy_file, replace_file, sync_folder
 from nsqtools.files.opening import closing_fd
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
+from nsqtools.protocol.text import counted
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
     DurableQueue,
@@ -106,7 +107,9 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
     sync_folder(data_path)
     topics = _encoded_topics({queue.name: queue.is_paused for queue in queues if queue.name})
     replace_file(data_path / FILE_NAME, encode_metadata(topics), 0o600)
-    log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
+    log.info(
+        f"DURABLE: wrote {counted(written, 'message')} of {counted(len(queues), 'queue')} to files"
+    )
     expected = sum(queue.waiting + queue.deferred for queue in queues)
     if written < expected:
         kept = files.set_aside(path, "damaged")
@@ -161,7 +164,7 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
     ]
     path = files.begin(queues, rows())
     _clear(data_path, stored, lambda _, part: part.state != READ, log)
-    log.info(f"DURABLE: brought {len(queues)} queues from files into {path}")
+    log.info(f"DURABLE: brought {counted(len(queues), 'queue')} from files into {path}")
 
 
 def _clear_stored(data_path: Path, database: Path, log: DaemonLog) -> None:

@@ -273,14 +273,15 @@ def delete_compacted(
         runtime.info("nsq: no archive can be deleted")
         return []
     plan = [
-        f"delete {source.shown} ({source.messages} messages)" for source in sources[:MOST_NAMES]
+        f"delete {source.shown} ({counted(source.messages, 'message')})"
+        for source in sources[:MOST_NAMES]
     ]
     if (unlisted := len(sources) - MOST_NAMES) > 0:
         plan.append(f"and {unlisted} more")
-    plan.append(
-        f"{len(sources)} archives with {sum(source.messages for source in sources)} messages, "
-        f"{sum(source.size for source in sources)} bytes, all of them in verified Parquet"
-    )
+    messages = counted(sum(source.messages for source in sources), "message")
+    size = counted(sum(source.size for source in sources), "byte")
+    archives = counted(len(sources), "archive")
+    plan.append(f"{archives} with {messages}, {size}, all of them in verified Parquet")
     if not runtime.confirm(plan, "Delete them?", yes=yes):
         return []
     deleted = []

@@ -27,7 +27,7 @@ from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, check_topic, http_url, parse_address
 from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, check_key, encode_request
-from nsqtools.protocol.text import NS
+from nsqtools.protocol.text import NS, counted
 from nsqtools.records import filters
 from nsqtools.records.envelope import RecordFormat
 from nsqtools.records.units import Moment, parse_span, unescape
@@ -303,7 +303,8 @@ def pub(
     counts = publisher.counts
     status = report_counts(runtime, publisher, json=json)
     if position is not None and (signals.received or counts.unknown or counts.unsent):
-        runtime.info(f"nsq: {position.place.records:,} records are done; run it again to continue")
+        records = counted(position.place.records, "record", ",")
+        runtime.info(f"nsq: {records} done; run it again to continue")
     suggest_limit(runtime, job.largest_rejected)
     return signals.status(otherwise=publishing.channel.status(runtime, status))
 
@@ -339,5 +340,7 @@ def open_checkpoint(
         # each run would publish everything again.
         checkpoint.save()
         if checkpoint.place.records:
-            runtime.info(f"nsq: continuing after {checkpoint.place.records:,} records")
+            runtime.info(
+                f"nsq: continuing after {counted(checkpoint.place.records, 'record', ',')}"
+            )
         yield checkpoint

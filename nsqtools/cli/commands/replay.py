@@ -180,7 +180,7 @@ def plan(inputs: ReplayInputs, publishing: Publishing, runtime: Runtime) -> Iter
     with Progress(runtime) as progress:
         planned = inputs.count_messages(
             publishing.publisher(),
-            lambda job: progress.show(lambda: f"{job.read:,} messages counted"),
+            lambda job: progress.show(lambda: f"{counted(job.read, 'message', ',')} counted"),
         )
     addresses = " and ".join(publishing.connection.nsqd_tcp_addresses)
     for topic, count in sorted(planned.items()):

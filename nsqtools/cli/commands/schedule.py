@@ -23,7 +23,7 @@ from nsqtools.protocol.schedule_request import (
     encode_cancellation,
     format_time,
 )
-from nsqtools.protocol.text import INT32
+from nsqtools.protocol.text import INT32, counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ScheduledEntry
@@ -130,7 +130,7 @@ def serve(
         supervised.stopping()
         counts = scheduler.counts
         runtime.info(
-            f"nsq: {counts.requested:,} requests, {counts.published:,} published,"
+            f"nsq: {counted(counts.requested, 'request', ',')}, {counts.published:,} published,"
             f" {store.counts()[0]:,} wait"
         )
     return signals.status()

@@ -34,7 +34,7 @@ from nsqtools.cli.running.consuming import Create
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.protocol.text import format_duration
+from nsqtools.protocol.text import counted, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.archive.place import Place
@@ -274,9 +274,10 @@ def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:
 
 def progress_text(counts: IngestCounts) -> str:
     """Return the progress line."""
-    text = f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.rows_per_s:,.0f} rows/s"
+    batches = f"{counts.batches:,} batch{'' if counts.batches == 1 else 'es'}"
+    text = f"{counted(counts.rows, 'row', ',')} in {batches}, {counts.rows_per_s:,.0f} rows/s"
     if counts.rows_behind:
-        text += f", {counts.rows_behind:,} rows behind"
+        text += f", {counted(counts.rows_behind, 'row', ',')} behind"
     if counts.lag_s is not None:
         text += f", newest was {format_duration(round(counts.lag_s, 1))} old"
     return text
@@ -298,5 +299,6 @@ def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool, fails: boo
         }
         write_json(runtime, document, indent=2)
     unfit = report_unfit(runtime, counts.misfits, counts.without_column, fails=fails)
-    runtime.info(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
+    batches = f"{counts.batches} batch{'' if counts.batches == 1 else 'es'}"
+    runtime.info(f"nsq: {counted(counts.rows, 'row')} ingested in {batches}")
     return status or unfit

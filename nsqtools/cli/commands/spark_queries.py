@@ -40,7 +40,7 @@ from nsqtools.cli.render.output import (
 )
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, message_and_hint
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.text import NS, format_duration
+from nsqtools.protocol.text import NS, counted, format_duration
 from nsqtools.records.units import parse_span
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def show_report(runtime: Runtime, report: Mapping[str, Any], form: Form) -> None
         rows.append([cells[key] for key in KEYS.values()])
     write_listing(runtime, tuple(KEYS), rows, form, optional=OPTIONAL)
     messages = sum(topic["messages"] for topic in report["topics"])
-    runtime.info(f"nsq: {messages} messages of {len(report['topics'])} topics")
+    topics = counted(len(report["topics"]), "topic")
+    runtime.info(f"nsq: {counted(messages, 'message')} of {topics}")
     longest = nlargest(GAPS_SHOWN, report["gaps"], key=lambda gap: gap["seconds"])
     for gap in filter(longest.__contains__, report["gaps"]):
         length = format_duration(round(gap["seconds"], 0 if gap["seconds"] >= 1 else 3))

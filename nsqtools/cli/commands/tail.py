@@ -115,7 +115,9 @@ def tail(
     if end is End.IDLE:
         unlisted.refuse(topics)
     if service.watch.falls_short and not signals.received:
-        runtime.info(f"nsq: {service.watch.count} of {limits.count} messages arrived")
+        runtime.info(
+            f"nsq: {service.watch.count} of {counted(limits.count or 0, 'message')} arrived"
+        )
         return ExitStatus.LIMIT_NOT_REACHED
     return signals.status(otherwise=ExitStatus.DONE if requeue is None else status)
 

@@ -420,7 +420,11 @@ def to_file(
         signal_handlers([signal.SIGHUP], lambda number, frame: archiver.rotate()),
     ):
         try:
-            run.run(lambda: watched.tick(lambda: f"{archiver.totals.messages:,} messages archived"))
+            run.run(
+                lambda: watched.tick(
+                    lambda: f"{counted(archiver.totals.messages, 'message', ',')} archived"
+                )
+            )
         finally:
             result = finish_uploads(run, watched)
             if consuming.json:

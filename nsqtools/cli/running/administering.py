@@ -18,6 +18,7 @@ from nsqtools.cli.parsing.binding import OptionSet
 from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import Cell, ListingForm, write_listing, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, exit_status_of
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument
@@ -171,7 +172,10 @@ def format_plan(steps: Iterable[Step]) -> list[str]:
     """Return the plan as lines, with the messages that are lost and the connected clients."""
     plan = []
     for step in steps:
-        loss = f", {step.messages:,} messages are lost" if step.messages else ""
+        loss = ""
+        if step.messages:
+            verb = "is" if step.messages == 1 else "are"
+            loss = f", {counted(step.messages, 'message', ',')} {verb} lost"
         plan.append(f"{step.text} on {step.daemon} {step.address}{loss}")
         plan += [f"    connected, may create it again: {client}" for client in step.clients]
     return plan

@@ -20,6 +20,7 @@ from nsqtools.cli.running.channel_watch import ChannelWatch
 from nsqtools.cli.running.consuming import Consuming
 from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
 from nsqtools.errors import ConfigurationError, ConnectionFailed
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -140,7 +141,7 @@ class ForwardOptions(Consuming):
             dead_letters=self.dead_letters.open(settings.options),
             limits=self.limits.run_limits(),
             on_tick=lambda: watched.tick(
-                lambda: f"{counters.totals.delivered:,} messages delivered"
+                lambda: f"{counted(counters.totals.delivered, 'message', ',')} delivered"
             ),
         )
         counters, dispatcher = forwarder.counters, forwarder.dispatcher

@@ -158,7 +158,7 @@ def test_supervisors_see_readiness_health_metrics_and_stopping(
 
         assert count in httpx.get(url, timeout=DEADLINE_S).text
         health = httpx.get(url.replace("metrics", "health"), timeout=DEADLINE_S)
-        assert health.text == "archiving 1 topics\n"
+        assert health.text == "archiving 1 topic\n"
         metrics.touch()
         wait_until(lambda: count in metrics.read_text(), what="the count in the file", timeout_s=20)
         ended(process)
