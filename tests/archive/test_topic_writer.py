@@ -207,7 +207,7 @@ def test_messages_that_cannot_be_written_are_requeued_and_written_later(
     writer.take(topic.source.deliver(2, 3), NOW_S)
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(os, "fdatasync", Mock(side_effect=OSError(number, "no room")))
-        with pytest.raises(WriteFailed, match=r"\(no room\): 2 messages are back"):
+        with pytest.raises(WriteFailed, match=r"\(no room\): 2 messages back"):
             writer.flush()
     assert (topic.source.finished, topic.source.requeued) == (ids(1), ids(2, 3))
 
