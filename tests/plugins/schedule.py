@@ -30,7 +30,7 @@ QUICK = """archive client cluster files forward http protocol publish records re
     conformance/test_exchanges.py server/test_durable_path.py test_public_api.py test_startup.py"""
 
 # The results of these tests do not depend on the Python or on versions of packages; together they
-# take as long as all others.
+# take as long as all others. The last one needs pyspark.
 NOT_QUICK = """archive/test_power_cut.py client/test_backlog.py client/test_giving_up.py
     client/test_hung_handlers.py client/test_in_flight_limit.py client/test_rotation.py
     cluster/test_problems.py
@@ -38,7 +38,8 @@ NOT_QUICK = """archive/test_power_cut.py client/test_backlog.py client/test_givi
     archive/test_compaction.py::test_each_message_is_compacted_once
     archive/test_tables.py::test_columns_belong_to_the_rows_of_their_bodies
     cli/commands/test_to_http.py::test_a_body_without_an_end
-    cli/commands/test_to_http.py::test_a_redirect_never_leads_into_a_private_network"""
+    cli/commands/test_to_http.py::test_a_redirect_never_leads_into_a_private_network
+    cli/options/test_spark_session.py::test_the_damage_reports"""
 
 # the tests of a file share a build or a server
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
