@@ -246,8 +246,9 @@ def format_moment(moment: datetime, form: str) -> str:
 
     For ``%s``, the seconds since 1970, strftime would take a time in UTC for local time.
     """
-    seconds = str(math.floor(moment.timestamp()))
-    form = re.sub("%.", lambda code: seconds if code[0] == "%s" else code[0], form)
+    if "%s" in form:
+        seconds = str(math.floor(moment.timestamp()))
+        form = re.sub("%.", lambda code: seconds if code[0] == "%s" else code[0], form)
     return moment.strftime(form)
 
 
