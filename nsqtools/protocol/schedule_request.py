@@ -31,7 +31,7 @@ def request_at(topic: str, body: bytes, at: datetime, key: str = "") -> bytes:
     if not 0 <= at_ns <= LATEST_NS:
         raise ValueError("the time is not between 1970 and 2262")
     if key:
-        check_key(key)
+        check_entry_key(key)
     if not body:
         raise ValueError("the body is empty")
     return encode_request(topic, body, at_ns=at_ns, key=key)
@@ -68,7 +68,7 @@ def encode_request(
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def check_key(key: str) -> str:
+def check_entry_key(key: str) -> str:
     """Return the key unchanged. Raises ``ValueError`` if no entry can have it."""
     if not key:
         raise ValueError("key is empty")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.schedule_request import LATEST_NS, check_key, format_time
+from nsqtools.protocol.schedule_request import LATEST_NS, check_entry_key, format_time
 from nsqtools.protocol.text import NS, format_duration
 from nsqtools.records.units import parse_days, parse_time
 
@@ -205,7 +205,7 @@ def _parse_fields(fields: dict[str, Any], default_key: str, asked_ns: int) -> En
     if unknown := sorted(set(fields) - FIELDS):
         raise InvalidRequest(f"field {unknown[0]!r} is not known")
     if key := _field(fields, "key", str, ""):
-        check_key(key)
+        check_entry_key(key)
     if _field(fields, "cancel", bool, False):
         if not key:
             raise InvalidRequest("cancel needs a key")

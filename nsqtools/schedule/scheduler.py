@@ -224,8 +224,9 @@ class Scheduler:
             advances.append(self._advance(occurrence, error))
         if advances:
             self._store.advance(advances, self._clock.now_ns())
-        due_ns = self._store.next_due_ns()
-        self._next_due_ns = self._store.next_due_ns(postponed | refused)
+        due_ns = self._next_due_ns = self._store.next_due_ns()
+        if waiting := postponed | refused:
+            self._next_due_ns = self._store.next_due_ns(waiting)
         self.counts.late_s = 0.0 if due_ns is None else max(0.0, (now_ns - due_ns) / NS)
         if refused:
             # The publishes behind a refused one were not sent, and follow in the next round. Of
@@ -235,7 +236,7 @@ class Scheduler:
             self._postpone(error_text)
         elif not postponed:
             self.problem = ""
-        self._retry_topic_at_s = postponed | refused
+        self._retry_topic_at_s = waiting
 
     def _plan(
         self, entries: Sequence[StoredEntry], now_ns: int

@@ -26,7 +26,7 @@ from nsqtools.cli.render.outcomes import report_counts, suggest_limit
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, check_topic, http_url, parse_address
-from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, check_key, encode_request
+from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, check_entry_key, encode_request
 from nsqtools.protocol.text import NS, counted
 from nsqtools.records import filters
 from nsqtools.records.envelope import RecordFormat
@@ -68,7 +68,7 @@ class Scheduling(OptionSet):
         show_default="last",
     )  # fmt: skip
     key: str | None = opt(
-        "KEY", "Name of the entry, for replacing and cancelling it.", parser=check_key
+        "KEY", "Name of the entry, for replacing and cancelling it.", parser=check_entry_key
     )
     envelope: bool = opt("", "Publish the body inside JSON with the key and due time.")
     schedule_topic: str = opt("TOPIC", "Topic of the requests.", default=SCHEDULE_TOPIC)

@@ -19,7 +19,7 @@ from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import check_topic
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
-    check_key,
+    check_entry_key,
     encode_cancellation,
     format_time,
 )
@@ -33,7 +33,7 @@ COLUMNS = ("key", "due", "topic", "bytes", "repeats", "error")
 
 ScheduleTopic = Annotated[str, opt("--schedule-topic TOPIC", "Topic of the requests.", DELIVERY)]
 SchedulePath = Annotated[Path, opt("--data-path DIR", "Directory of the scheduler's entries.")]
-EntryKey = Annotated[str, Argument(metavar="KEY", help="Key of the entry.", parser=check_key)]
+EntryKey = Annotated[str, Argument(metavar="KEY", help="Key of the entry.", parser=check_entry_key)]
 
 
 def serve(
