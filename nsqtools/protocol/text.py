@@ -175,7 +175,8 @@ def _decimal(value: int, unit: int) -> str:
 
 def counted(number: int, noun: str, digits: str = "") -> str:
     """``1 file``, ``2000 files``; with "," as format of the ``digits`` ``2,000 files``."""
-    return f"{number:{digits}} {noun}" if number == 1 else f"{number:{digits}} {noun}s"
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:{digits}} {noun}{ending}"
 
 
 # -- foreign text ---------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:
 
 def progress_text(counts: IngestCounts) -> str:
     """Return the progress line."""
-    batches = f"{counts.batches:,} batch{'' if counts.batches == 1 else 'es'}"
+    batches = counted(counts.batches, "batch", ",")
     text = f"{counted(counts.rows, 'row', ',')} in {batches}, {counts.rows_per_s:,.0f} rows/s"
     if counts.rows_behind:
         text += f", {counted(counts.rows_behind, 'row', ',')} behind"
@@ -299,6 +299,6 @@ def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool, fails: boo
         }
         write_json(runtime, document, indent=2)
     unfit = report_unfit(runtime, counts.misfits, counts.without_column, fails=fails)
-    batches = f"{counts.batches} batch{'' if counts.batches == 1 else 'es'}"
+    batches = counted(counts.batches, "batch")
     runtime.info(f"nsq: {counted(counts.rows, 'row')} ingested in {batches}")
     return status or unfit

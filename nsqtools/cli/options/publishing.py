@@ -331,10 +331,6 @@ class ChannelOptions(OptionSet):
         """The longest time without a connected consumer."""
         return WAIT_S if self.wait is None else self.wait
 
-    def refuse(self, names: Sequence[str], problem: str) -> None:
-        """Raise `ConfigurationError` if one of these options is on the command line."""
-        refuse_flags(self.context, names, problem)
-
     def __init__(self, **values: Any) -> None:
         self.target: ChannelPublisher | None = None
         self.listing_lookupds: Sequence[str] = ()
@@ -446,9 +442,9 @@ class ChannelDelivery(ChannelOptions):
 
     def check(self) -> None:
         if self.channel is None:
-            self.refuse(FLAGS, "is for --channel")
+            refuse_flags(self.context, FLAGS, "is for --channel")
         else:
-            self.refuse(WITHOUT_EFFECT, "has no effect with --channel")
+            refuse_flags(self.context, WITHOUT_EFFECT, "has no effect with --channel")
 
 
 class DrainOptions(ChannelOptions):
@@ -456,4 +452,4 @@ class DrainOptions(ChannelOptions):
 
     def check(self) -> None:
         if self.context.params.get("to") is not None:
-            self.refuse(FLAGS, "is for a drain without --to")
+            refuse_flags(self.context, FLAGS, "is for a drain without --to")
