@@ -209,9 +209,8 @@ class LoopGuard:
     _next_query_s: float = 0.0
     _sources: Collection[str] = ()  # the names of nsqd
     _places: Collection[str] = ()
-    _edges: dict[PublishTarget, set[PublishTarget]] = field(
-        default_factory=dict
-    )  # of other forwarders
+    # of other forwarders
+    _edges: dict[PublishTarget, set[PublishTarget]] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)  # topics
 
     def user_agent(self, topic: str) -> str:
