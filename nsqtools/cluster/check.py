@@ -496,9 +496,11 @@ def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, 
             yield f"nsqd/{_file_name(address)}/{name}.json", without_secrets(answer)
         for failure in failures:
             yield f"nsqd/{_file_name(failure.address)}/{name}.error", str(failure.error)
-    lookups, _ = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
+    lookups, failures = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
     for address, answer in lookups.items():
         yield f"nsqlookupd/{_file_name(address)}/nodes.json", without_secrets(answer)
+    for failure in failures:
+        yield f"nsqlookupd/{_file_name(failure.address)}/nodes.error", str(failure.error)
     yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_s))
 
 

@@ -229,6 +229,8 @@ class HTTPAPI:
                 reason = "the peer does not speak TLS"
                 hint = f"Write {self.url.replace('https:', 'http:', 1)}, or the port of https."
             return ConnectionFailed(f"cannot connect to {self.url} ({reason})", hint=hint)
+        if reason.startswith("peer closed connection"):  # h11's words for a body that is cut
+            return ConnectionFailed(f"{self.url}: the connection ended within the answer")
         if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
             return ProtocolError(f"{self.url} does not speak HTTP ({reason})", hint=PORTS)
         return ConnectionFailed(f"{self.url}: {reason}")
@@ -317,7 +319,10 @@ class NsqdHTTPClient(HTTPAPI):
 
     def decode_stats(self, body: bytes | bytearray) -> dict[str, Any]:
         """Decode what `ask_stats` returned. Raises `ProtocolError`."""
-        return self._object(body, "topics")
+        answer = self._object(body, "topics")
+        if not isinstance(answer["topics"], list | None):  # null is no topic
+            raise _unlike(self.url, self.kind)
+        return answer
 
     def config(self, option: str) -> Any:
         """Return an option of the running nsqd: a number, a boolean, a list or a string."""

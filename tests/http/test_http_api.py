@@ -193,7 +193,7 @@ def answer(body: bytes, *headers: str) -> list[bytes]:
         (b"", ConnectionFailed),  # a server that is stopping
         (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", ConnectionFailed),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", ProtocolError),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", HTTPError),
         (OOPS + NESTED, HTTPError),
@@ -231,6 +231,14 @@ def test_a_malformed_info_is_refused_and_ipv6_brackets_are_optional(sends: Sends
         body = json.dumps({"tcp_port": 4150, "broadcast_address": host}).encode()
         with NsqdHTTPClient(sends(answer(body))) as nsqd:
             assert nsqd.info()["broadcast_address"] == "::1"
+
+
+def test_topics_that_are_no_list_are_refused(sends: Sends) -> None:
+    with (
+        NsqdHTTPClient(sends(answer(b'{"version": "1.3.0", "topics": "x"}'))) as nsqd,
+        pytest.raises(ProtocolError, match="does not answer like nsqd"),
+    ):
+        nsqd.stats()
 
 
 def test_a_random_selection_is_used_of_too_many_nsqd(caplog: pytest.LogCaptureFixture) -> None:

@@ -480,6 +480,22 @@ def test_a_bundle_has_the_verdict_and_the_statistics_of_each_nsqd(
     assert names >= {"nsqtools", "check.json", f"{directory}/stats.json", f"{directory}/info.json"}
 
 
+def test_a_bundle_says_why_an_nsqlookupd_has_no_document(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, dead_address: str, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle.tar.gz"
+    addresses = (
+        f"--nsqd-http-address={quick_nsqd.http_address}",
+        f"--lookupd-http-address={dead_address}",
+    )
+    run_nsq(["check", "--window=0", *addresses, f"--bundle={bundle}"])
+    member = f"nsq-check/nsqlookupd/{dead_address.replace(':', '_')}/nodes.error"
+    with tarfile.open(bundle) as archive:
+        reason = archive.extractfile(member)
+        assert reason is not None
+        assert b"connection refused" in reason.read()
+
+
 def test_a_channel_that_grows_on_disk_is_noted() -> None:
     queue = {"node": "", "topic": "t", "channel": "c", "paused": False, "clients": 1}
     then = QueueRow(**queue, depth=50, disk=50, messages=50)
