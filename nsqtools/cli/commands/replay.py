@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -197,8 +197,12 @@ def show_planned(
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
-    runtime.info(f"nsq: {counted(sum(job.planned.values()), 'message')} would be published")
+    runtime.info(_would_be_published(job.planned))
     return damage.status
+
+
+def _would_be_published(planned: Mapping[str, int]) -> str:
+    return f"nsq: {counted(sum(planned.values()), 'message')} would be published"
 
 
 def topic_hint(topic: str, connection: ConnectionSettings) -> str:
@@ -284,6 +288,7 @@ def redrive(
         kinds = sorted(job.dead_letters.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
+        runtime.info(_would_be_published(job.planned))
         is_whole = not run.publisher.counts.rejected
         status = status_of_work(is_whole=is_whole, is_anything_done=bool(kinds))
         suggest_limit(runtime, job.largest_rejected)
