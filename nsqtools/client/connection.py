@@ -265,15 +265,17 @@ class Connection:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def on_readable(self) -> None:
-        """Read once and hand the complete frames to the user."""
+    def on_readable(self, received: bytes = b"") -> None:
+        """Hand the complete frames of one read to the user, or of bytes that were ``received``."""
         if not self.is_open or self._is_inflating:  # it may have been closed earlier in this turn
             return
         frame_buffer, user = self._frames, self._user
         try:
-            data = None if self._has_more else self._stream.receive_ready(self._buffer)
-            if data == b"":
-                raise ConnectionLost(f"{self.nsqd} closed the connection")
+            data: bytes | None = received
+            if not received:
+                data = None if self._has_more else self._stream.receive_ready(self._buffer)
+                if data == b"":
+                    raise ConnectionLost(f"{self.nsqd} closed the connection")
             if self._codec is not None:
                 # Compressed bytes may decode to nothing yet, which is not the end of the stream.
                 data = self._codec.decompress(data or b"", self._options.max_inflated_read)
@@ -324,7 +326,8 @@ class Connection:
             self._committed = unsent
             self._io_thread.unflushed.append((self, self._loop))
         if any(received):
-            self._frames.feed(received[0])
+            # Not together with the next read: an error is followed by the end of the stream.
+            self.on_readable(received[0])
         self.on_readable()  # before the next command: nsqd may have closed the connection
 
     def _inflate_more(self) -> None:

@@ -115,6 +115,23 @@ def test_a_refused_message_is_rejected(lent: Lent, in_background: InBackground) 
         publishing.result(patience_s(5))
 
 
+def test_a_message_is_rejected_if_the_connection_ends_behind_the_refusal(
+    lent: Lent, in_background: InBackground
+) -> None:
+    producer, conn = lent
+    # The I/O thread continues only after nsqd has closed the connection.
+    closed = threading.Event()
+    reclaim = producer._io.reclaim
+    producer._io.reclaim = lambda: closed.wait(patience_s(5)) and reclaim()  # type: ignore[method-assign]
+    publishing = in_background(lambda: producer.publish(TOPIC, b"x"))
+    conn.expect(f"PUB {TOPIC}")
+    conn.error("E_BAD_MESSAGE PUB message too big")
+    conn.close()
+    closed.set()
+    with pytest.raises(errors.PublishRejected, match="too big"):
+        publishing.result(patience_s(5))
+
+
 def test_a_late_answer_counts_within_the_timeout(
     lent: Lent, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
