@@ -724,6 +724,7 @@ class ConsumerIO:
         if not stopping.drain or all(
             stopping.has_drained_input(s, now) for s in self.subscriptions
         ):
+            stopping.drain = False  # handlers take no message that arrives from now on
             self._on_stopped()
         if not self.subscriptions:
             self.loop.stop()

@@ -127,6 +127,22 @@ def test_cls_is_sent_once(dialog: Dialog) -> None:
     conn.expect_closed()
 
 
+def test_a_message_that_arrives_behind_the_last_one_is_requeued_by_a_draining_stop(
+    dialog: Dialog,
+) -> None:
+    consumer, conn = dialog("RDY 200")
+    answered = conn.message(b"x")
+    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
+    consumer.begin_stop(drain=True)
+    conn.expect("CLS")
+    conn.close_wait()
+    wait_until(lambda: consumer._is_delivered, what="everything has arrived")
+    late = conn.message(b"y")
+    conn.expect(f"REQ {late} 0")
+    message.finish()
+    conn.expect(f"FIN {answered}")
+
+
 def test_no_connection_is_opened_after_a_stop(
     scripted_nsqd: ScriptedNsqd, consume: Consume
 ) -> None:
