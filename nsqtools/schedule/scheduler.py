@@ -221,7 +221,12 @@ class Scheduler:
                     entry = occurrence.stored.entry
                     advances.append(Advance(entry, entry.due_ns))
                 continue
-            advances.append(self._advance(occurrence, error))
+            try:
+                advances.append(self._advance(occurrence, error))
+            except OutputError as exc:
+                # The dead letter cannot be written. What was published is committed nevertheless,
+                # or it would be published again in each round.
+                error_text = str(exc)
         if advances:
             self._store.advance(advances, self._clock.now_ns())
         due_ns = self._next_due_ns = self._store.next_due_ns()
@@ -271,9 +276,10 @@ class Scheduler:
         entry = occurrence.stored.entry
         if error is None:
             return Advance(entry, occurrence.next_ns)
-        self.counts.refused += 1
         body = entry.published_body(occurrence.due_ns)
-        if self._give_up(Rejected(entry.topic, body, str(error), entry.key)):
+        is_kept = self._give_up(Rejected(entry.topic, body, str(error), entry.key))
+        self.counts.refused += 1
+        if is_kept:
             return Advance(entry, occurrence.next_ns)
         return Advance(entry, None, str(error))
 

@@ -28,7 +28,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishInvalid
 from nsqtools.client.message import Message, batches_of
-from nsqtools.errors import PublishRejected, ServerError
+from nsqtools.errors import OutputError, PublishRejected, ServerError
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
     encode_cancellation,
@@ -492,6 +492,41 @@ def test_a_topic_that_nsqd_cannot_store_delays_no_other(tmp_path: Path) -> None:
         in_time.cancel()
         assert published == ["later"]
         assert scheduler.health() == (False, "not published")
+
+
+def test_a_dead_letter_that_cannot_be_written_repeats_no_publish(tmp_path: Path) -> None:
+    refusal = ServerError("E_BAD_MESSAGE", "PUB message too big", fatal=True)
+    published: list[str] = []
+
+    def submit(topic: str, bodies: list[bytes]) -> Any:
+        published.append(topic)
+        error = PublishRejected("not published", cause=refusal) if topic == "large" else None
+        return SimpleNamespace(exception=lambda: error)
+
+    def fail(rejected: Rejected) -> bool:
+        raise OutputError("cannot write letters.jsonl (No space left on device)")
+
+    now_ns = time.time_ns()
+    entries = [
+        (Rank(n, b""), Entry(topic, now_ns - S, topic, b"x"))
+        for n, topic in enumerate(["before", "large", "behind"])
+    ]
+    consumer: Any = SimpleNamespace(next_batch=lambda wait_s: time.sleep(0.01))
+    producer: Any = SimpleNamespace(submit=submit)
+    with closing(ScheduleStore(tmp_path)) as store:
+        store.apply(entries, now_ns)
+        scheduler = Scheduler(
+            store,
+            consumer,
+            producer,
+            CheckedClock(time.time_ns, time.monotonic_ns),
+            keep_rejected=fail,
+            on_round=lambda: scheduler.stop() if published.count("large") == 2 else None,
+        )
+        scheduler.run()
+        assert published == ["before", "large", "behind", "large"]
+        assert scheduler.counts.refused == 0
+        assert scheduler.health()[1].startswith("cannot write letters.jsonl")
 
 
 def test_metrics_count_entries_and_publishes(
