@@ -612,7 +612,8 @@ class Delivery:
         kept = {id: message for id, message in earlier.items() if message in at_work}
         # A handler that is slow with its current message is no reason to lower the limit. Messages
         # that timed out behind the current ones are.
-        if not {worker.current for worker in self._backlog.workers}.issuperset(earlier.values()):
+        current = {worker.current for worker in list(self._backlog.workers)}
+        if not current.issuperset(earlier.values()):
             self.timed_out()
         for id, message in kept.items():
             self.orphans.pop((source.topic, source.nsqd, id), None)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, bodies_in
+from plugins.clients import CHANNEL, TOPIC, Dialog, bodies_in
 from plugins.raw_client import message_frame
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.servers import AnyNsqd, EmbeddedServer
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, aio
+from nsqtools.client.backlog import Worker
 from nsqtools.client.consumer import ConsumerCore
 from nsqtools.client.message import Message
 
@@ -275,3 +276,27 @@ def test_a_hanging_handler_is_logged_once(
         assert program.begun[b"hang"] == 1
     taken_back = [record for record in caplog.records if "timed out at nsqd" in record.message]
     assert len(taken_back) == 1
+
+
+def test_a_loop_may_begin_while_a_message_is_delivered_again(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
+    workers = consumer._backlog.workers
+
+    class Interrupted(Worker):
+        """At each look at this one, as between any two, another thread begins a loop."""
+
+        @property
+        def current(self) -> Message | None:  # type: ignore[override]
+            workers.add(Worker())
+            return None
+
+        @current.setter
+        def current(self, message: Message | None) -> None:
+            pass
+
+    message_id = conn.message(b"x")
+    assert consumer.next_batch(timeout_s=patience_s(5))
+    workers.add(Interrupted())
+    conn.message(b"x", message_id=message_id, attempts=2)
+    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
+    assert message.attempts == 2
