@@ -33,7 +33,7 @@ from nsqtools.cli.running.runtime import (
 )
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
-from nsqtools.protocol.text import counted, format_duration
+from nsqtools.protocol.text import INT32, counted, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -286,7 +286,8 @@ def drain(
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import DRAIN_CHANNEL, Drain
 
-    defaults = ClientOptions(max_in_flight=IN_FLIGHT)
+    # The other nsqd decides whether a message is too large.
+    defaults = ClientOptions(max_in_flight=IN_FLIGHT, publish_max_msg_size=INT32.stop - 1)
     # With a sample rate nsqd would discard the other messages.
     options = replace(defaults.with_options(settings), sample_rate=0)
     if to is None:

@@ -131,6 +131,17 @@ def test_a_silent_nsqd_is_drained_until_it_is_empty(
     assert "2 messages moved, 0 left" in result.err
 
 
+def test_a_drain_moves_messages_as_large_as_both_nsqd_accept(
+    go_nsqd: MakeNsqd, run_nsq: RunNsq
+) -> None:
+    source, target = go_nsqd("-max-msg-size=3000000"), go_nsqd("-max-msg-size=3000000")
+    source.create_channel("clicks", "archive")
+    source.publish("clicks", b"x" * 2_000_000)
+    result = run_nsq(["drain", source.http_address, "--to", target.http_address, "--yes"])
+    assert result.status == 0, result.err
+    assert target.channel_stats("clicks", "archive")["depth"] == 1
+
+
 def test_an_interrupt_at_the_confirmation_of_prune_deletes_nothing(
     nsq_on_a_terminal: TerminalNsq, cluster: RunningCluster, tmp_path: Path
 ) -> None:
