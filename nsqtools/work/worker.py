@@ -335,11 +335,15 @@ class WorkService:
     def _write_dead_letter(self, message: Message) -> bool:
         """Write a message to the file; return whether it is on disk."""
         assert self._file
-        reason = self._errors.pop(_key(message), f"given up after {message.attempts} attempts")
+        key = _key(message)
+        reason = self._errors.get(key, f"given up after {message.attempts} attempts")
         batch, results = Batch(source_of(message), [message]), list[bool]()
         parcel = Parcel(batch, [message.body], message.topic, time.monotonic())
         self._file.put(parcel, reason, lambda _, is_kept: results.append(is_kept))
-        return results == [True]
+        is_written = results == [True]
+        if is_written:  # otherwise it is given up again, without a call of the handler
+            self._errors.pop(key, None)
+        return is_written
 
 
 def _has_stdout_lost_its_reader() -> bool:

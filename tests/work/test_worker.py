@@ -192,6 +192,24 @@ def test_a_dead_letter_that_cannot_be_written_stays_in_its_queue(
     assert json.loads(path.read_text())["body"] == "no JSON either"
 
 
+def test_a_dead_letter_that_is_written_late_has_its_reason(
+    work: Work, source: Nsqd, tmp_path: Path
+) -> None:
+    def bill(message: Message) -> None:
+        raise LookupError("no customer")
+
+    path = tmp_path / "letters" / "dead.jsonl"
+    path.parent.mkdir()
+    worker = work(bill, dead_letter_file=path, max_attempts=1)
+    path.unlink()
+    path.parent.rmdir()
+    source.publish("orders", b"one")
+    wait_until(lambda: worker.consumer.stats.requeued > 2, what="it could not be written")
+    path.parent.mkdir()
+    wait_until_done(source)
+    assert json.loads(path.read_text())["error"] == "LookupError: no customer"
+
+
 @pytest.mark.parametrize("source", [["--max-msg-timeout=1s"]], indirect=True)
 def test_a_worker_is_alive_until_every_handler_hangs(
     work: Work, source: Nsqd, caplog: pytest.LogCaptureFixture
