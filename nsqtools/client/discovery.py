@@ -135,7 +135,8 @@ class Discovery:
         self._loop.call_soon(partial(self._begun, round_))
         access, options = self._access, self._options
         tls = access.tls and client_tls(options).get()  # with the current contents of its files
-        access = replace(access, tls=tls, bearer=access.bearer and current_secret(options))
+        bearer = current_secret(options) if options.lookupd_authorization else ""
+        access = replace(access, tls=tls, bearer=bearer)
         with access.nsqlookupd(url) as client:
             return (
                 client.lookup(self._topic) if self._topic is not None else _registered_nsqd(client)

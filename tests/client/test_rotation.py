@@ -9,7 +9,7 @@ from plugins.archives import unfinished
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
-from plugins.http_server import AuthServer, MakeServer, PlannedServer
+from plugins.http_server import AuthServer, MakeScripted, MakeServer, PlannedServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -133,6 +133,21 @@ def test_lookups_use_renewed_certificates(
     assert not servers[1].requests
     place.rotate(1)
     wait_until(lambda: bool(servers[1].requests), what="a lookup with the new authority")
+
+
+def test_lookups_use_a_secret_whose_file_appears_after_the_start(
+    scripted_lookupd: MakeScripted, consume: Consume, tmp_path: Path
+) -> None:
+    lookupd, secret = scripted_lookupd(), tmp_path / "secret"
+    consume(lookupd=lookupd.address, auth_secret_file=str(secret), lookupd_authorization=True)
+    wait_until(lambda: lookupd.requests, what="a lookup without a secret")
+    assert "Authorization" not in lookupd.requests[0].headers
+    (tmp_path / "written").write_text("hush")
+    (tmp_path / "written").rename(secret)
+    wait_until(
+        lambda: lookupd.requests[-1].headers.get("Authorization") == "Bearer hush",
+        what="a lookup with the secret",
+    )
 
 
 def test_sampling_uses_renewed_certificates(
