@@ -139,4 +139,5 @@ class Opening:
 
     def close_copy(self) -> None:
         """Close a forked child's copy of the socket. The attempt belongs to the parent."""
+        self._is_over = True
         self._connection.close_copy()

@@ -100,6 +100,25 @@ def test_a_forked_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
     assert run_program(program, nsqd.tcp_address) == ""
 
 
+def test_a_forked_child_leaves_a_consumer_that_its_parent_is_connecting() -> None:
+    program = """
+        import os, socket, sys, warnings
+        from nsqtools import Consumer
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with socket.create_server(("127.0.0.1", 0)) as hanging:
+            address = "127.0.0.1:%d" % hanging.getsockname()[1]
+            consumer = Consumer("t", "c", nsqd_tcp_addresses=address)
+            consumer.start()
+            with hanging.accept()[0] as accepted, consumer:
+                accepted.recv(1)
+                pid = os.fork()
+                if not pid:
+                    sys.exit(0)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    assert run_program(program) == ""
+
+
 def test_a_message_after_a_long_idle_time_arrives_immediately(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
