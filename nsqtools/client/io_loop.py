@@ -70,14 +70,15 @@ class Watched(Protocol):
 class Timer:
     """A scheduled call. `cancel` it on the I/O thread."""
 
-    member: LoopMember
+    member: LoopMember | None
     at: float
     call: Callable[[], object] | None
     interval_s: float
 
     def cancel(self) -> None:
         """Prevent the call."""
-        self.call = None
+        # The timer stays in the heap until its time, and an ended member should not.
+        self.call = self.member = None
 
 
 class LoopMember:
@@ -490,10 +491,10 @@ class IOThread:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
-            member = timer.member
-            if timer.call is None or member.has_ended:
+            member, call = timer.member, timer.call
+            if member is None or call is None or member.has_ended:
                 continue
-            self._call(member, timer.call)
+            self._call(member, call)
             self._due[member] = None
             if timer.interval_s and timer.call is not None:
                 timer.at = next_multiple(now, timer.interval_s)

@@ -11,10 +11,11 @@ from unittest.mock import Mock
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, Produce, run_program, take
 from plugins.daemons import GoNsqd
+from plugins.http_server import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Consumer, Producer
+from nsqtools import ClientOptions, Consumer, Producer
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.io_loop import LoopMember, next_multiple
 from nsqtools.client.thread_pool import MAX_POOL_THREADS, ThreadPool
@@ -191,6 +192,21 @@ def test_a_stopped_member_keeps_no_later_member_alive(
     assert isinstance(message._source, Subscription)
     ended = producer._io.loop.io_thread, consumer._io.loop.io_thread
     assert not any([*(thread.buffer for thread in ended), message._source.connection._buffer])
+
+
+def test_a_stopped_consumer_does_not_stay_in_memory_until_its_next_lookup(
+    nsqd: GoNsqd, scripted_lookupd: MakeScripted, produce: Produce
+) -> None:
+    produce(nsqd.tcp_address).publish(TOPIC, b"x")  # keeps the thread alive
+    lookupd = scripted_lookupd()
+    options = ClientOptions(lookupd_poll_interval_s=300, lookupd_poll_timeout_s=patience_s(0.1))
+    with Consumer(
+        TOPIC, CHANNEL, lookupd_http_addresses=lookupd.address, options=options
+    ) as consumer:
+        wait_until(consumer._io.tried_all.is_set, what="the first lookup")
+    reference = weakref.ref(consumer._io)
+    del consumer
+    wait_until(lambda: gc.collect() + 1 and not reference(), what="it is gone")
 
 
 def test_the_thread_wakes_after_an_interrupted_wake_up(
