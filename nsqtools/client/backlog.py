@@ -314,7 +314,9 @@ class Backlog:
         if self._lock.acquire(timeout=LOCK_TIMEOUT_S):
             try:
                 for entry in list(owner.waiting):
-                    if expired_at is None or _has_expired(entry.batches[0], expired_at):
+                    # A signal handler may have raised within `_take_batches`, after the last batch.
+                    is_empty = not entry.batches
+                    if is_empty or expired_at is None or _has_expired(entry.batches[0], expired_at):
                         withdrawn += entry.batches
                         entry.batches = []
                         del owner.waiting[entry]

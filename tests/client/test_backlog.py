@@ -23,6 +23,7 @@ from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Batch, ClientOptions, Consumer, Message
+from nsqtools.client import backlog as backlog_module
 from nsqtools.client import consumer as consumer_module
 from nsqtools.client import in_flight_limit
 from nsqtools.client.backlog import (
@@ -381,3 +382,24 @@ def test_a_quarantine_ends_after_its_limit(owner: Any) -> None:
     suspects[0].batches.clear()  # withdrawn
     assert quarantine.take_due(9, 11.0, 10.0) == suspects[1:]
     assert not quarantine.is_active
+
+
+def test_an_interrupt_while_a_batch_is_taken_does_not_end_the_consumer(
+    dialog: Dialog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, conn = dialog("RDY 200")
+    move_batches = backlog_module._move_batches
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        move_batches(*arguments, **options)
+        raise KeyboardInterrupt
+
+    conn.message(b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(backlog_module, "_move_batches", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.next_batch(timeout_s=patience_s(5))
+    wait_until(lambda: not consumer._io.waiting, what="nothing is pending")
+    conn.message(b"y")
+    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
+    assert message.body == b"y"
