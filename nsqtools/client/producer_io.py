@@ -612,12 +612,22 @@ class ProducerIO:
         self._report_settled()
         if self._lone_publishes >= LEND_AFTER:
             self._lend()
-        if self._is_stopping and not (self._queue or self._inbox or self._is_outstanding):
+        if self._is_stopping and not (self._queue or self._inbox or self._awaits_outcome):
             self.loop.stop()
 
     @property
     def _is_outstanding(self) -> bool:
         return any(link.outstanding for link in self.links)
+
+    @property
+    def _awaits_outcome(self) -> bool:
+        """Return whether an unanswered publish has not settled by its own timeout."""
+        return any(
+            not publication.is_settled
+            for link in self.links
+            for _, publications, _ in link.outstanding
+            for publication in publications
+        )
 
     def _dispatch(self) -> None:
         queue, links = self._queue, self.links

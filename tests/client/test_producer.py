@@ -774,3 +774,14 @@ def test_retries_outlast_a_missing_auth_server(
     # this identity was never accepted
     with pytest.raises(errors.PublishRefused, match="E_AUTH_FAILED"):
         produce(nsqd.tcp_address, **options).publish(TOPIC, b"x")
+
+
+def test_a_stop_does_not_wait_for_the_answer_to_a_publish_that_has_timed_out(
+    scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
+) -> None:
+    producer = produce(scripted_nsqd.address, publish_timeout_s=patience_s(60))
+    publishing = in_background(lambda: producer.publish(TOPIC, b"x", timeout_s=patience_s(0.5)))
+    scripted_nsqd.identified(f"PUB {TOPIC}")
+    with pytest.raises(errors.PublishUnknown):
+        publishing.result(patience_s(5))
+    assert producer.stop(patience_s(5))
