@@ -27,7 +27,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -44,6 +44,7 @@ from nsqtools.archive.place import (
     PlaceLock,
     StoredObject,
     UnreachableError,
+    map_concurrently,
 )
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import open_to_read, state_of
@@ -178,17 +179,34 @@ class BucketPlace(Place):
         modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
         return StoredObject(name, meta["size"], modified_ns, meta["e_tag"] or "")
 
+    def _entries(self, listed: Iterable[Any]) -> Iterator[StoredObject]:
+        """Iterate over listed objects, without those that stand for a folder.
+
+        Consoles and Hadoop mark a folder by an empty object whose key ends with a slash. obstore
+        drops the slash, so it looks like an empty file, and no file has this name.
+        """
+        entries = list(map(self._entry, listed))
+        empty = [entry.name for entry in entries if not entry.size]
+        are_files = map_concurrently(self._has_object, empty) if empty else ()
+        folders = {name for name, is_file in zip(empty, are_files, strict=True) if not is_file}
+        return (entry for entry in entries if entry.name not in folders)
+
+    def _has_object(self, name: str) -> bool:
+        with suppress(FileNotFoundError):
+            return bool(self.stat(name))
+        return False
+
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         with self._translating(prefix):
             for chunk in self._store.list(self._key_of(prefix) or None, chunk_size=LIST_PAGE_SIZE):
-                yield from map(self._entry, chunk)
+                yield from self._entries(chunk)
 
     def children(self, prefix: str = "") -> tuple[Sequence[StoredObject], Sequence[str]]:
         with self._translating(prefix):
             listing = self._store.list_with_delimiter(self._key_of(prefix) or None)
         begin = len(self._key) + 1 if self._key else 0
         folders = [str(folder).strip("/")[begin:] for folder in listing["common_prefixes"]]
-        return [self._entry(meta) for meta in listing["objects"]], folders
+        return list(self._entries(listing["objects"])), folders
 
     @property
     def _store(self) -> Any:
@@ -212,8 +230,14 @@ class BucketPlace(Place):
         options: dict[str, Any] = {"range": (start, start + length)}
         if version:
             options["if_match"] = version
-        with self._translating(name):
-            return bytes(self._store.get(self._key_of(name), options=options).bytes())
+        try:
+            with self._translating(name):
+                return bytes(self._store.get(self._key_of(name), options=options).bytes())
+        except OSError as exc:
+            # A store refuses a range that begins at the end of the object or after it.
+            if _NO_RANGE in str(exc.strerror):
+                return b""
+            raise
 
     def put(self, name: str, data: bytes) -> str:
         return self._put(name, data, use_multipart=False)
@@ -383,6 +407,7 @@ def _md5_tag(path: Path, is_in_parts: bool) -> str:
 _REQUEST_PREFIX = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
 _XML_REASON = re.compile(r"<(?:Code|Message)>([^<]*)<")
 _DENIED = re.compile("401 Unauthorized|403 Forbidden")
+_NO_RANGE = "416 Range Not Satisfiable"
 _NO_CONNECTION = re.compile(r"kind: Connect|client error \(Connect\)")
 _TIMEOUT = re.compile("kind: Timeout|operation timed out")
 MAX_REASON_CHARS = 200

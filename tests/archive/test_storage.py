@@ -45,6 +45,8 @@ def test_files_are_written_read_listed_and_deleted(storage: Place, tmp_path: Pat
     assert storage.read("topic=a b/.x.index") == b"one"
     assert storage.read_range("y.log", PART_SIZE, 100) == big.read_bytes()[PART_SIZE:]
     assert storage.read_range("y.log", 5, 3) == big.read_bytes()[5:8]
+    for start in (PART_SIZE + 17, PART_SIZE + 18):
+        assert storage.read_range("y.log", start, 3) == b""
     [entry] = [entry for entry in storage.list() if entry.name == "y.log"]
     assert entry == storage.stat("y.log")
     assert entry.size == PART_SIZE + 17

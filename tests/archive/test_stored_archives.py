@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from plugins.archives import BEGIN_NS, Writer, numbered, write_archive
@@ -50,6 +51,35 @@ def test_a_command_prints_the_same_for_a_url_and_a_directory(
         assert local.status == stored.status == 0
         assert stored.out.replace(bucket.url.encode(), str(lake).encode()) == local.out
         assert stored.err == local.err
+
+
+def test_folders_that_a_console_makes_in_a_bucket_are_not_files(
+    lake: Path, bucket: Bucket, run_nsq: RunNsq
+) -> None:
+    for key in ("", "views/", "empty/", "out/"):
+        put = Request(f"{bucket.endpoint}/{bucket.name}/lake/{key}", b"", method="PUT")
+        urlopen(put).close()
+    bucket.take(lake, "lake/")
+    output = f"{bucket.url}/lake/out"
+
+    listed = run_nsq(["archive", "info", f"{bucket.url}/lake", "--json"])
+    assert [row["messages"] for row in json.loads(listed.out)] == [20, 2, 10]
+    for command in (["convert"], ["compact", "--open-days"]):
+        done = run_nsq(["archive", *command, str(lake / "views"), "-o", output])
+        assert (done.status, "10 messages" in done.err) == (0, True)
+        for name in [name for name in bucket.names() if name.startswith("lake/out/")]:
+            bucket.storage.delete(name)
+    converted = run_nsq(["archive", "convert", f"{bucket.url}/lake/views", "-o", output])
+    assert (converted.status, "1 archive of 1" in converted.err) == (0, True)
+
+
+def test_an_empty_object_is_converted_to_nothing(
+    bucket: Bucket, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    bucket.storage.put("empty.log", b"")
+    command = ["archive", "convert", f"{bucket.url}/empty.log", "-o", str(tmp_path / "t")]
+    converted = run_nsq(command)
+    assert (converted.status, "0 archives of 1, 0 messages" in converted.err) == (0, True)
 
 
 def test_an_archive_in_a_bucket_is_replayed(
