@@ -8,7 +8,7 @@ without it:
                              the next run stores them after a kill
     a folder of Parquet      `replacements`
     a Delta table            one commit. Then the history of the table is deleted, also the files
-                             that an earlier run or a compaction removed
+                             that an earlier run or a compaction removed or did not commit
 
 The first time in the index of an archive stays, because it belongs to the identity of the file.
 """
@@ -30,7 +30,13 @@ import pyarrow
 from pyarrow import parquet as arrow_parquet
 
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.finding import ArchiveFile, Inputs, check_whole_folder, find_archives
+from nsqtools.archive.finding import (
+    ArchiveFile,
+    Inputs,
+    check_whole_folder,
+    find_archives,
+    is_metadata,
+)
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import (
     INDEX,
@@ -53,7 +59,14 @@ from nsqtools.archive.reader import (
     why_written,
     write_members,
 )
-from nsqtools.archive.replacements import LOCK, STAGING, Staged, locked_table, replace_files
+from nsqtools.archive.replacements import (
+    ERASED,
+    LOCK,
+    STAGING,
+    Staged,
+    locked_table,
+    replace_files,
+)
 from nsqtools.archive.slices import draft_for, publish_file
 from nsqtools.archive.vacuum import Vacuum
 from nsqtools.errors import NsqError, OutputError
@@ -186,6 +199,9 @@ class Erasure:
         left = (place for place in self.inputs.archives if str(place) not in removed)
         self.inputs = replace(self.inputs, archives=tuple(left))
         self.plan()
+        for table in self.inputs.delta:
+            with translating_errors("read", table):
+                self.unreachable |= _uncommitted_files(table)
         remaining, self.matches = self.matches, erased
         if remaining or self.messages < expected:
             raise OutputError(
@@ -246,6 +262,18 @@ def _unread_files(place: Place) -> dict[str, str]:
             if is_data and not base.endswith(".json"):
                 unread[str(place / entry.name)] = "it may land in a table: run it again afterwards"
     return unread
+
+
+def _uncommitted_files(place: Place) -> dict[str, str]:
+    """Return the files in a Delta table that no version has, after its history was deleted."""
+    current = {file.path for file in DeltaCatalog(str(place)).files()}
+    return {
+        str(place / entry.name): "a writer may commit it to the table: run it again afterwards"
+        for entry in place.list()
+        if entry.name.endswith(".parquet")
+        and not is_metadata(entry.name)
+        and entry.name not in current
+    }
 
 
 def _texts_without(archive: ArchiveFile, rows: set[int], delimiter: bytes) -> Iterator[bytes]:
@@ -365,7 +393,7 @@ def _written(place: Place, matches: Matches) -> Iterator[tuple[Path, TableFile |
             file = writer.close()
         identity = repr((archive.name, sorted(matches.rows)))
         digest = hashlib.sha256(identity.encode()).hexdigest()[:20]
-        name = str(PurePosixPath(archive.name).with_name(f"erased-{digest}.parquet"))
+        name = str(PurePosixPath(archive.name).with_name(f"{ERASED}{digest}.parquet"))
         yield draft, replace(file, path=name, partition=archive.table.partition)
 
 

@@ -33,6 +33,8 @@ REPLACING = f"{NOTES}/replacing"
 REPLACED = f"{NOTES}/replaced"
 LOCK = f"{NOTES}/lock"
 """Held by whoever replaces or removes files of a table."""
+COMPACTED, ERASED = "compacted-", "erased-"
+"""The beginnings of the names of files that only a holder of the lock adds to a table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
-from nsqtools.archive.replacements import STAGING, Staged
+from nsqtools.archive.replacements import COMPACTED, STAGING, Staged
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
@@ -97,7 +97,7 @@ class Job:
             # `has_grown` recognizes a file of bare bodies by this ending.
             if self.key.day is None and begin.isalnum():
                 digest += f"-{begin[:32]}-{size:x}-{hash_path(path)}"
-        return f"{self.key.folder}/compacted-{digest}.parquet"
+        return f"{self.key.folder}/{COMPACTED}{digest}.parquet"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 In a Delta table, days are removed by a commit, and their files later with those of other commits: a
 file is deleted once it was removed for ``keep_s``, by the log. A file that no entry of the log
-mentions may be of a commit that is still to come, so it must also be older than `UNKNOWN_AGE_S`.
+mentions may be of a commit that is still to come, so it must also be older than `UNKNOWN_AGE_S`,
+unless only the holder of the lock could commit it: then it is of a run that was killed.
 Then the log gets a checkpoint, and entries before it that are older than ``keep_s`` are deleted,
 the oldest first, so that after a kill the rest is a log. In a folder of Parquet, old days are
 deleted and recorded as replaced, so that no archiver stores them again.
@@ -15,6 +16,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
@@ -26,7 +28,7 @@ from nsqtools.archive.finding import (
     is_metadata,
 )
 from nsqtools.archive.place import Place, StoredObject, map_concurrently, translating_errors
-from nsqtools.archive.replacements import locked_table, replace_files
+from nsqtools.archive.replacements import COMPACTED, ERASED, locked_table, replace_files
 from nsqtools.errors import ConfigurationError, OutputError
 
 # A week, as in Delta: a writer may store a file long before its commit.
@@ -91,17 +93,20 @@ class Vacuum:
             raise OutputError(f"{self.place} lacks the file {min(missing)} of its log")
         age_s = max(self.keep_s, UNKNOWN_AGE_S)
         unknown_ns = int((self.now_s - age_s) * 10**9)
+
+        def is_old(entry: StoredObject) -> bool:
+            if entry.name in removals:
+                return removals[entry.name] <= keep_ns
+            is_of_killed_run = PurePosixPath(entry.name).name.startswith((COMPACTED, ERASED))
+            return entry.modified_ns <= (keep_ns if is_of_killed_run else unknown_ns)
+
         self.deletable = [
             entry
             for entry in entries
             if entry.name.endswith(".parquet")
             and not is_metadata(entry.name)
             and entry.name not in current
-            and (
-                removals[entry.name] <= keep_ns
-                if entry.name in removals
-                else entry.modified_ns <= unknown_ns
-            )
+            and is_old(entry)
         ]
 
     def _removals(self, names: Iterable[str]) -> dict[str, int]:

@@ -232,6 +232,29 @@ def test_an_erasure_killed_at_any_step_can_be_repeated(
     assert [bodies_at(place) for place in places] == remaining
 
 
+def test_an_erasure_reaches_the_files_of_a_killed_compaction(
+    tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    table, compact = tmp_path / "t", ["archive", "compact", "--open-days"]
+    for n in (2, 7):
+        land(write_archive(tmp_path / f"{n}.gz", users(n, n + 1)), str(table))
+    steps = 'from nsqtools.archive import compaction, slices\naround(slices, "publish_file")'
+    with killing(steps) as killed_at:
+        assert killed_at(1, *compact, table)
+    [of_compaction] = table.rglob("compacted-*.parquet")
+    # A landing that is not complete yet.
+    landing = of_compaction.with_name("web1-1-0.parquet")
+    landing.write_bytes(of_compaction.read_bytes())
+
+    erased = run_nsq([*ERASE, str(table)])
+
+    assert not of_compaction.exists()
+    assert (erased.status, f"{landing} may keep messages: a writer may" in erased.err) == (6, True)
+    landing.unlink()
+    assert run_nsq([*ERASE, str(table)]).status == 0
+    assert bodies_at(table) == [b'{"user": 3}'] * 2
+
+
 def plan_of(place: Path) -> TablePlan:
     return TablePlan(str(place), place.name == "delta", "h")
 
