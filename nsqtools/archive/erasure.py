@@ -51,7 +51,7 @@ from nsqtools.archive.layout import (
 )
 from nsqtools.archive.members import codec_at
 from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
-from nsqtools.archive.place import Place, hash_of, translating_errors
+from nsqtools.archive.place import Place, PlaceLock, hash_of, translating_errors
 from nsqtools.archive.reader import (
     form_of,
     read_lines,
@@ -189,11 +189,11 @@ class Erasure:
                         self._erase_from_archive(matches)
                     continue
                 # A compaction since the plan has replaced files, and so ends this run.
-                with place.lock(LOCK):
+                with place.lock(LOCK) as lock:
                     if place in self.inputs.delta:
-                        _erase_from_delta(place, group)
+                        _erase_from_delta(place, group, lock)
                     else:
-                        _erase_from_folder(place, group)
+                        _erase_from_folder(place, group, lock)
         erased = self.matches
         removed = {m.archive.shown for m in erased if len(m.rows) == m.messages}
         left = (place for place in self.inputs.archives if str(place) not in removed)
@@ -347,7 +347,7 @@ def _refuse_damage(shown: str, problem: str) -> None:
 # -- tables -------------------------------------------------------------------------------------
 
 
-def _erase_from_delta(place: Place, group: Sequence[Matches]) -> None:
+def _erase_from_delta(place: Place, group: Sequence[Matches], lock: PlaceLock) -> None:
     adds, removes = [], []
     for matches in group:
         with _written(place, matches) as (draft, file):
@@ -356,15 +356,17 @@ def _erase_from_delta(place: Place, group: Sequence[Matches]) -> None:
                 adds.append(file)
         assert matches.archive.table is not None
         removes.append(matches.archive.table)
+    lock.check()
     if group:
         app_id = f"nsq-erase-{uuid4().hex}"
         DeltaCatalog(str(place)).commit(adds, removes, app_id=app_id, number=1)
     vacuum = Vacuum(place, -MAX_CLOCK_SKEW_S, time.time())
     vacuum.plan()
+    lock.check()
     vacuum.remove()
 
 
-def _erase_from_folder(place: Place, group: Sequence[Matches]) -> None:
+def _erase_from_folder(place: Place, group: Sequence[Matches], lock: PlaceLock) -> None:
     for matches in group:
         staged: dict[str, Staged] = {}
         with _written(place, matches) as (draft, file):
@@ -373,6 +375,7 @@ def _erase_from_folder(place: Place, group: Sequence[Matches]) -> None:
                 manifest = manifest_of(file, draft).decode()
                 staged[file.path] = Staged(name, file.bytes, manifest)
                 publish_file(draft, place, name)
+        lock.check()
         replace_files(place, staged, {matches.archive.name: matches.messages})
 
 

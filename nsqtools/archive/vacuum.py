@@ -123,8 +123,9 @@ class Vacuum:
 
     def run(self) -> None:
         """Lock the table against compactions, and remove what a new plan finds."""
-        with locked_table(self.place):
+        with locked_table(self.place) as lock:
             self.plan()
+            lock.check()
             self.remove()
 
     def remove(self) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -10,15 +12,19 @@ from plugins.archives import BEGIN_NS, bodies_at, killing, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
+from nsqtools.archive import erasure
 from nsqtools.archive.compaction import Compaction
 from nsqtools.archive.compaction_jobs import in_parallel
 from nsqtools.archive.compaction_plan import Selection
 from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.erasure import Erasure
 from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.layout import Head, index_of, part_of
+from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import verify
+from nsqtools.archive.replacements import LOCK
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import convert
 from nsqtools.archive.table_writer import TablePlan
@@ -273,6 +279,40 @@ def test_messages_are_erased_from_a_bucket(tmp_path: Path, bucket: Bucket, run_n
     for place in places:
         assert bodies_at(place) == [body for body in bodies if b"2" not in body]
     assert len([name for name in bucket.names() if name.endswith(".parquet")]) == 3
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_an_erasure_and_a_vacuum_that_lost_the_lock_change_nothing(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, delta: bool
+) -> None:
+    place = parse_place(f"{bucket.url}/t")
+    write_days(tmp_path / "a", 2)
+    land(tmp_path / "a", str(place), delta=delta)
+    everything = bodies_at(place.url)
+    erasure_run = Erasure(find_inputs([place]), lambda message: message.body == b"1")
+    erasure_run.plan()
+
+    def then_another_run_takes_the_lock(step: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*arguments: Any) -> Any:
+            result = step(*arguments)
+            numbers = NumberedObjects(place / LOCK)
+            numbers.number = numbers.latest()
+            numbers.append(b'{"released": true}')
+            return result
+
+        return taken
+
+    steps: list[tuple[Any, str, Callable[[], object]]] = [
+        (erasure, "draft_for", erasure_run.run),
+        (Vacuum, "plan", lambda: vacuum(place, 0, BEGIN_S + 400 * DAY_S, 399 * DAY_S)),
+    ]
+    for owner, name, run in steps:
+        step = then_another_run_takes_the_lock(getattr(owner, name))
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, step)
+            with pytest.raises(OutputError, match="another run writes to"):
+                run()
+        assert bodies_at(place.url) == everything
 
 
 def test_nothing_is_erased_unless_every_message_can_be_evaluated(
