@@ -18,14 +18,15 @@ file is identified by its writer, its number and its first member, which do not 
 moved or uploaded. By its path, a moved file would be replayed again, and another file with the path
 would be skipped. Machines that were cloned from one image may use the same writer and number, so
 the member is needed as well. A file without an index, or with an index of an early version, is
-identified by its path, as were all files in version 1.
+identified by its path, as were all files in version 1. So is a file of a table, and a table whose
+files were replaced is refused.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -178,6 +179,8 @@ class Replay:
         self._first: tuple[int, float] | None = None  # the time of the first message, and when due
         self._count = inputs.count
         checkpoint = Checkpoint(inputs.checkpoint) if inputs.checkpoint else None
+        if checkpoint is not None:
+            checkpoint.refuse_replaced(archives)
         self._checkpoint = None if dry_run else checkpoint
         self._completed = [checkpoint.count_of(file) if checkpoint else 0 for file in archives]
         self.resumes = any(self._completed)
@@ -369,6 +372,21 @@ class Checkpoint:
         """Return the number of completed messages of a file."""
         names = {checkpoint_key_of(archive), checkpoint_path_of(archive)}
         return max(self.done.get(name, 0) for name in names)
+
+    def refuse_replaced(self, archives: Iterable[ArchiveFile]) -> None:
+        """Raise `ConfigurationError` if files of a table were replaced after they were replayed.
+
+        A compaction or an erasure has moved their messages to new files of the same folders, which
+        would be published again as a whole.
+        """
+        names = {checkpoint_path_of(archive) for archive in archives if archive.table is not None}
+        folders = {name.rpartition("/")[0] for name in names}
+        for name in sorted(self.done.keys() - names):
+            if name.endswith(".parquet") and name.rpartition("/")[0] in folders:
+                raise ConfigurationError(
+                    f"{name} was replayed, and its table has other files with its messages now",
+                    hint="Give a new --checkpoint, and --since to leave out what was published.",
+                )
 
     def record(self, archive: ArchiveFile, count: int) -> None:
         """Set the number of completed messages of a file; `save` makes it durable."""

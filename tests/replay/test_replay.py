@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from plugins.archives import Writer, numbered, write_archive
+from plugins.cli import RunNsq
 from plugins.clients import InBackground
 from plugins.daemons import GoNsqd
 from plugins.power_cut import PowerCut
@@ -18,6 +19,8 @@ from plugins.waiting import patience_s
 from nsqtools import ClientOptions, replay
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, index_of
+from nsqtools.archive.table import convert
+from nsqtools.archive.table_writer import TablePlan
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publish_job import UnsentFiles
@@ -212,3 +215,23 @@ def test_a_checkpoint_follows_a_moved_file_and_not_its_path(
     clone.finish()
     assert counts_of(original, nsqd, checkpoint) == PublishCounts(confirmed=2)
     assert counts_of(moved, nsqd, checkpoint) == counts_of(original, nsqd, checkpoint)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_table_whose_files_were_replaced_is_not_published_again(
+    unreachable_address: str, tmp_path: Path, run_nsq: RunNsq, delta: bool
+) -> None:
+    checkpoint, table = tmp_path / "checkpoint.json", tmp_path / "t"
+    for number in (1, 3):
+        archive = write_archive(tmp_path / f"{number}.gz", numbered(number, number + 2))
+        list(convert(find_archives([archive]), TablePlan(str(table), delta, "h"), tmp_path))
+    first, _ = find_archives([table])
+    replayed = Checkpoint(checkpoint)
+    replayed.record(first, 2)
+    replayed.save()
+    assert replay_of(table, unreachable_address, checkpoint)[0].resumes
+
+    assert run_nsq(["archive", "compact", str(table), "--open-days"]).status == 0
+
+    with pytest.raises(ConfigurationError, match="its table has other files with its messages"):
+        replay_of(table, unreachable_address, checkpoint)
