@@ -75,6 +75,7 @@ class Source:
     file: ArchiveFile
     key: str
     size: int
+    """In bytes; of a file without a head that of `ArchiveFile.content`."""
     topic: str | None
     spans: tuple[Member, ...]
     """The members of an archive; for Parquet one span for the whole file."""
@@ -166,12 +167,12 @@ def iterate_sources(
         pairs = zip(spans, spans_by_key.setdefault(key, spans), strict=False)
         if any(span != copied for span, copied in pairs):
             key = archive.shown
-        begin = repr(spans[:1])
+        begin, size = repr(spans[:1]), scan.size
         if head is None and not scan.damage:
             with translating_errors("read", archive.shown):
-                begin = archive.storage.digest(archive.name, scan.size)
+                begin, size = archive.content(scan.size)
         archive = replace(archive, members=None if scan.is_cut else scan.members)
-        source = Source(archive, key, scan.size, None, spans, begin=begin, damage=scan.damage)
+        source = Source(archive, key, size, None, spans, begin=begin, damage=scan.damage)
         invalid = sorted(topic for topic in scan.topics if not is_valid_name(topic))
         if invalid:
             problem = f"it has messages of invalid topics: {invalid[0][:64]!r}"

@@ -5,7 +5,8 @@ without it:
 
     an archive               the file is replaced as a whole, then its index and manifest. A record
                              next to it, ``.NAME.erase``, has these until they are stored, so that
-                             the next run stores them after a kill
+                             the next run stores them after a kill. Without a head, ``.NAME.erased``
+                             keeps the identity that the file had
     a folder of Parquet      `replacements`
     a Delta table            one commit. Then the history of the table is deleted, also the files
                              that an earlier run or a compaction removed or did not commit
@@ -39,6 +40,7 @@ from nsqtools.archive.finding import (
 )
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import (
+    ERASED_FROM,
     INDEX,
     MANIFEST,
     PART,
@@ -244,6 +246,9 @@ class Erasure:
         if archive.members and members:
             members[0] = members[0]._replace(min_ts=archive.members[0].min_ts)
         record: dict[str, Any] = {"sha256": hash_of(draft), "index": None}
+        if archive.head is None:
+            digest, size = archive.content()
+            record |= {"original_sha256": digest, "original_size": size}
         if archive.members is not None:
             index = Index(archive.head, members).encode() + total_of(members).encode()
             record |= {"index": index.decode(), "totals": _totals(members, draft, index)}
@@ -319,6 +324,9 @@ def _finish_archive(place: Place, name: str) -> None:
         return
     with suppress(FileNotFoundError):
         is_replaced = place.digest(name, place.stat(name).size) == record["sha256"]
+        if is_replaced and "original_sha256" in record:
+            erased = {key: record[key] for key in ("sha256", "original_sha256", "original_size")}
+            _put_alike(place, name, ERASED_FROM, json.dumps(erased).encode())
         if is_replaced and record["index"] is not None:
             _put_alike(place, name, INDEX, record["index"].encode())
             manifest = place.read_json(hidden_name(name, MANIFEST))

@@ -41,6 +41,7 @@ from nsqtools.archive.delta import (
 )
 from nsqtools.archive.form import BEGINNING_SIZE, PARQUET_MAGIC, why_foreign
 from nsqtools.archive.layout import (
+    ERASED_FROM,
     INDEX,
     MANIFEST,
     PART,
@@ -167,6 +168,21 @@ class ArchiveFile:
     def size(self) -> int:
         """Return the current size in bytes. Raises ``OSError``."""
         return self.storage.stat(self.name).size
+
+    def content(self, size: int | None = None) -> tuple[str, int]:
+        """Return the hash and the size of the content, which identify a file without a head.
+
+        With a ``size``, only so many bytes count. After an erasure the result is that of the
+        content before it, so that the messages that are left do not count as new. Raises
+        ``OSError`` and `OutputError`.
+        """
+        size = self.size() if size is None else size
+        digest = self.storage.digest(self.name, size)
+        with suppress(DeniedError):  # See `read_index`.
+            erased = self.storage.read_json(hidden_name(self.name, ERASED_FROM))
+            if erased is not None and erased["sha256"] == digest:
+                return erased["original_sha256"], erased["original_size"]
+        return digest, size
 
 
 PartitionFilter = Callable[[PartitionValues], bool]

@@ -40,6 +40,7 @@ from nsqtools.protocol.text import INT64
 PART = ".part"
 INDEX = ".index"
 MANIFEST = ".manifest"
+ERASED_FROM = ".erased"
 LOCKS = ".nsq-archive.locks"
 # The folder of rows without a value, as Hive and Spark name it.
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -77,9 +78,9 @@ def hidden_name(name: str, suffix: str) -> str:
     return f"{folder}{slash}.{base}{suffix}"
 
 
-def names_of_archive(name: str) -> tuple[str, str, str]:
-    """Return the names of an archive file, of its index and of its manifest."""
-    return name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)
+def names_of_archive(name: str) -> tuple[str, ...]:
+    """Return the names of an archive file and of its hidden files."""
+    return name, *(hidden_name(name, suffix) for suffix in (INDEX, MANIFEST, ERASED_FROM))
 
 
 def is_hidden(name: str, suffix: str) -> bool:

@@ -42,7 +42,7 @@ from nsqtools.archive.place import translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.slices import fit_to_schema
 from nsqtools.archive.table_places import TOPIC, refuse_inside_table, split_at_topic, url_of_topic
-from nsqtools.archive.upload import NotUploadable, identity_of
+from nsqtools.archive.upload import NotUploadable, identity_of, token_of_host
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import LineFile, adding_path_to_errors
 from nsqtools.records.envelope import BodyKind, Envelope, encode_dead_letter
@@ -451,11 +451,12 @@ def parquet_stem(archive: ArchiveFile, host: str) -> str:
     """
     if archive.table is not None:
         return f"{PurePosixPath(archive.name).stem}-{partition_token(archive)}"
-    identity = identity_of(archive, host)
     if archive.head is not None:
+        identity = identity_of(archive, host)
         return f"{identity}-{archive.members[0].min_ts:x}" if archive.members else identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
-    return f"{identity}-{archive.size():x}-{hash_path(place)}"
+    digest, size = archive.content()
+    return f"{token_of_host(host)}-{digest[:32]}-{size:x}-{hash_path(place)}"
 
 
 def partition_token(archive: ArchiveFile) -> str:

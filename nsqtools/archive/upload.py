@@ -260,10 +260,14 @@ def _identity_in(head: Head) -> str:
 
 def identity_of(archive: ArchiveFile, host: str) -> str:
     """Return the end of the names of the objects of an archive. Raises ``OSError``."""
-    token = _NOT_IN_NAMES.sub("_", host) or "host"
     if archive.head:
-        return f"{token}-{_identity_in(archive.head)}"
-    return f"{token}-{archive.storage.digest(archive.name, archive.size())[:32]}"
+        return f"{token_of_host(host)}-{_identity_in(archive.head)}"
+    return f"{token_of_host(host)}-{archive.content()[0][:32]}"
+
+
+def token_of_host(host: str) -> str:
+    """Return a host as a part of names of objects."""
+    return _NOT_IN_NAMES.sub("_", host) or "host"
 
 
 def object_name(path: Path, index: Index, plan: UploadPlan) -> str:

@@ -238,6 +238,29 @@ def test_an_erasure_killed_at_any_step_can_be_repeated(
     assert [bodies_at(place) for place in places] == remaining
 
 
+@pytest.mark.parametrize("command", [["convert", "--topic", "raw"], ["compact", "--open-days"]])
+def test_what_an_erasure_leaves_of_a_file_without_an_index_does_not_count_as_new(
+    tmp_path: Path, run_nsq: RunNsq, command: list[str]
+) -> None:
+    archives, table = tmp_path / "a", tmp_path / "t"
+    archives.mkdir()
+    (archives / "messages.log").write_bytes(encode_many("clicks", "n:1", users(1, 2, 3, 4)))
+    (archives / "bare.log").write_bytes(b"".join(b'{"user": %d}\n' % n for n in (1, 2, 3, 4)))
+    to_table = ["archive", *command, str(archives), "-o", str(table)]
+    assert run_nsq(to_table).status == 0
+
+    for number in (2, 3):  # The second time, the file has already been replaced.
+        erase = ["archive", "erase", "--where", f".user == {number}", "--yes"]
+        assert run_nsq([*erase, str(archives), str(table)]).status == 0
+
+    assert run_nsq(to_table).status == 0
+    assert bodies_at(table) == [b'{"user": 1}'] * 2 + [b'{"user": 4}'] * 2
+    # A file that another program writes under the name is new.
+    (archives / "messages.log").write_bytes(encode_many("clicks", "n:1", users(6)))
+    assert run_nsq(to_table).status == 0
+    assert bodies_at(table) == [b'{"user": 1}'] * 3 + [b'{"user": 4}'] * 2
+
+
 def test_an_erasure_reaches_the_files_of_a_killed_compaction(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
