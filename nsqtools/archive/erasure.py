@@ -52,7 +52,7 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.members import codec_at
-from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
+from nsqtools.archive.parquet import ParquetWriter, manifest_of, plain_schema, read
 from nsqtools.archive.place import Place, PlaceLock, hash_of, translating_errors
 from nsqtools.archive.reader import (
     form_of,
@@ -397,7 +397,7 @@ def _written(place: Place, matches: Matches) -> Iterator[tuple[Path, TableFile |
             yield draft, None
             return
         with archive.open() as source, arrow_parquet.ParquetFile(source) as opened:
-            schema = opened.schema_arrow.remove_metadata()
+            schema = plain_schema(opened)
         with archive.open() as source, ParquetWriter(draft, schema) as writer:
             for batch in _without(read(source), matches.rows):
                 writer.add(batch)

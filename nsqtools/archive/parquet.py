@@ -227,7 +227,8 @@ def _statistics_of(file: Any, *, without_bounds: Collection[str]) -> dict[str, d
 def _has_order(kind: Any) -> bool:
     return bool(
         types.is_integer(kind)
-        or types.is_floating(kind)
+        or types.is_float32(kind)
+        or types.is_float64(kind)
         or types.is_string(kind)
         or types.is_timestamp(kind)
     )
@@ -309,8 +310,8 @@ def read(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over the rows of a range of times in batches; skip other row groups.
 
-    ``columns`` that the file lacks are ignored. Raises ``OSError`` and, for a damaged file,
-    `CorruptError`.
+    ``columns`` that the file lacks are ignored, and the types are those of `plain_schema`. Raises
+    ``OSError`` and, for a damaged file, `CorruptError`.
     """
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
@@ -328,6 +329,7 @@ def read(
             for batch in file.iter_batches(
                 BATCH_ROWS, row_groups=groups, columns=read_columns, use_threads=False
             ):
+                batch = _to_plain(batch)
                 if needs_time:
                     batch = batch.filter(within.mask(batch[TIME]))
                 yield batch.select(selected) if read_columns is not selected else batch
@@ -340,6 +342,36 @@ def _raise_read_error(exc: Exception) -> NoReturn:
     if isinstance(exc, OSError) and exc.errno is not None:
         raise exc
     raise CorruptError(f"it is not whole Parquet ({str(exc).partition(chr(10))[0]})") from exc
+
+
+def plain_schema(file: Any) -> pyarrow.Schema:
+    """Return the columns of an open file, without metadata.
+
+    Polars, pandas and delta-rs also store the types of Arrow in which they had the values: large
+    strings, views and dictionaries. These become the types that the values have in Parquet.
+    """
+    columns = [column.with_type(_plain_type(column.type)) for column in file.schema_arrow]
+    return pyarrow.schema(columns)
+
+
+def _plain_type(kind: Any) -> Any:
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pyarrow.string()
+    is_binary = types.is_large_binary(kind) or types.is_binary_view(kind)
+    return pyarrow.binary() if is_binary else kind
+
+
+def _to_plain(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    kinds = [_plain_type(kind) for kind in batch.schema.types]
+    if kinds == batch.schema.types:
+        return batch
+    arrays = [
+        (column.dictionary_decode() if types.is_dictionary(column.type) else column).cast(kind)
+        for column, kind in zip(batch.columns, kinds, strict=True)
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 class Contents(NamedTuple):
@@ -376,15 +408,15 @@ def _column_names(file: Any) -> list[str]:
     Raises `CorruptError` if a column of messages has another type.
     """
     for column in file.schema_arrow:
-        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+        kind = _plain_type(column.type)
         expected, *predicates = _TYPES.get(column.name, (None,))
         if expected and not any(is_valid(kind) for is_valid in predicates):
             raise CorruptError(f"its {column.name} is {kind}, not {expected}")
     return list(file.schema_arrow.names)
 
 
-_TEXT = (types.is_string, types.is_large_string, types.is_null)
-_BYTES = (*_TEXT, types.is_binary, types.is_large_binary)
+_TEXT = (types.is_string, types.is_null)
+_BYTES = (*_TEXT, types.is_binary)
 _TYPES: dict[str, tuple[Any, ...]] = {
     TIME: ("int64", types.is_integer),
     "attempts": ("int32", types.is_integer, types.is_null),
@@ -404,7 +436,7 @@ def _time_statistics(file: Any) -> list[Any]:
 
 def _column_batches(file: Any, name: str) -> Iterator[Any]:
     for batch in file.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
-        yield batch[name]
+        yield _to_plain(batch)[name]
 
 
 def _times_of(file: Any) -> tuple[int | None, int | None, int]:

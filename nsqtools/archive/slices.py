@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -31,7 +31,7 @@ from nsqtools.archive.columns import bodies_as, message_schema, micros, read_bat
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, manifest_of, read
+from nsqtools.archive.parquet import ParquetWriter, manifest_of, plain_schema, read
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
@@ -276,7 +276,7 @@ def fit_to_schema(
     """Return a batch in the columns of a schema; columns that it lacks are null.
 
     A value that does not fit the type of its column becomes null, as when a body is read, and
-    ``_error`` has the reason.
+    ``_error`` has the reason. Raises `CorruptError` if the schema has no such column.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
@@ -287,8 +287,11 @@ def fit_to_schema(
     for field in schema:
         if field.name in RESERVED or field.name not in columns:
             continue
-        columns[field.name], fits = _convert(columns[field.name], field.type)
+        values = columns[field.name]
+        columns[field.name], fits = _convert(values, field.type)
         if not compute.all(fits).as_py():
+            if ERROR not in schema.names:
+                raise CorruptError(f"its {field.name} is {values.type}, not {field.type}")
             nulls = pyarrow.nulls(batch.num_rows, pyarrow.string())
             errors = compute.if_else(fits, nulls, f"{field.name} is not {field.type}")
             columns[field.name] = compute.if_else(fits, columns[field.name], None)
@@ -302,6 +305,10 @@ def fit_to_schema(
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+_FAMILIES = (types.is_timestamp, types.is_time, types.is_date, types.is_decimal, types.is_nested)
+"""Types between which a conversion keeps the values."""
+
+
 def _convert(values: Any, kind: Any) -> tuple[Any, Any]:
     """Return values converted to another type, and which of them were converted without loss."""
     if values.type == kind:
@@ -312,6 +319,10 @@ def _convert(values: Any, kind: Any) -> tuple[Any, Any]:
         # NaN is not equal to itself, but a floating type has it.
         is_null = values.is_null(nan_is_null=types.is_floating(kind))
         return converted, compute.or_kleene(is_same, is_null)
+    if any(is_of_family(values.type) and is_of_family(kind) for is_of_family in _FAMILIES):
+        # Spark's times have nanoseconds in Parquet, and microseconds in a table.
+        with suppress(ArrowException):
+            return values.cast(kind, safe=not types.is_timestamp(kind)), pyarrow.scalar(True)
     return pyarrow.nulls(len(values), kind), values.is_null()
 
 
@@ -335,7 +346,7 @@ def columns_in(source: Source) -> pyarrow.Schema:
     with translating_errors("read", source.shown):
         try:
             with source.file.open() as file, parquet.ParquetFile(file) as opened:
-                return opened.schema_arrow.remove_metadata()
+                return plain_schema(opened)
         except ArrowException as exc:
             raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc
 

@@ -25,7 +25,7 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile, is_metadata
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, hidden_name, is_hidden, owner_of
-from nsqtools.archive.parquet import manifest_of
+from nsqtools.archive.parquet import manifest_of, plain_schema
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import form_of, scan_archive
 from nsqtools.archive.replacements import replaced_names, replaced_rows
@@ -95,7 +95,7 @@ class Table:
                 self.storage.open(newest.name) as file,
                 parquet.ParquetFile(file) as opened,
             ):
-                schema = opened.schema_arrow.remove_metadata()
+                schema = plain_schema(opened)
                 return [column for column in schema if column.name not in MESSAGE_COLUMNS]
         return []
 

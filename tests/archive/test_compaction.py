@@ -21,15 +21,17 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction_jobs, compaction_plan, finding, reader
 from nsqtools.archive.catalog import DAY_NS
+from nsqtools.archive.columns import message_schema
 from nsqtools.archive.compaction import Compaction
 from nsqtools.archive.compaction_jobs import RunJobs, in_parallel
 from nsqtools.archive.compaction_notes import delete_archive
 from nsqtools.archive.compaction_plan import Selection
-from nsqtools.archive.delta import DeltaCatalog
+from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
 from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.members import members_of
+from nsqtools.archive.parquet import manifest_of
 from nsqtools.archive.part_file import Directories, PartFile, finish_part
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
@@ -575,6 +577,85 @@ def test_the_plan_for_one_topic_lists_one_folder_and_opens_the_table_once(
         compaction.plan()
         assert accessed == expected_names
         assert [partition.key.topic for partition in compaction.partitions] == ["b"]
+
+
+TEXTS = pyarrow.array(["x", None])
+TIMES_NS = pyarrow.array([BEGIN_NS, None])
+OF_OTHERS = {
+    "large": (TEXTS.cast(pyarrow.large_string()), pyarrow.string()),
+    "category": (TEXTS.dictionary_encode(), pyarrow.string()),
+    "raw": (TEXTS.cast(pyarrow.large_binary()), pyarrow.binary()),
+    "at": (TIMES_NS.cast(pyarrow.timestamp("ns")), pyarrow.timestamp("us", "UTC")),
+    "nested": (
+        pyarrow.array([{"a": "x"}, None], pyarrow.struct([("a", pyarrow.large_string())])),
+        pyarrow.struct([("a", pyarrow.string())]),
+    ),
+}
+"""Columns as other programs write them, and their types in a Delta table."""
+
+
+@pytest.mark.parametrize("command", ["compact", "erase"])
+@pytest.mark.parametrize("delta", [False, True])
+def test_columns_of_other_programs_keep_their_values(
+    tmp_path: Path, run_nsq: RunNsq, delta: bool, command: str
+) -> None:
+    """Polars and pandas write large strings and categories, and Spark times of 96 bits."""
+    table, folder = tmp_path / "t", tmp_path / "t" / "topic=clicks" / f"date={DAY}"
+    folder.mkdir(parents=True)
+    files = []
+    for n in range(2):
+        columns: dict[str, Any] = {
+            "nsqd": pyarrow.array(["n:1", "n:1"]).dictionary_encode(),
+            "id": pyarrow.array([f"{n}-0", f"{n}-1"], pyarrow.large_string()),
+            "ts_ns": [BEGIN_NS, BEGIN_NS],
+            "body": pyarrow.array([f"{n}", "7"], pyarrow.large_string()),
+            **{name: values for name, (values, _) in OF_OTHERS.items()},
+        }
+        path = folder / f"{n}.parquet"
+        pq.write_table(pyarrow.table(columns), path, use_deprecated_int96_timestamps=True)
+        partition = {"topic": "clicks", "date": str(DAY)}
+        name = str(path.relative_to(table))
+        files.append(TableFile(name, path.stat().st_size, 2, BEGIN_NS, BEGIN_NS, partition))
+        (folder / f".{path.name}.manifest").write_bytes(manifest_of(files[n], path))
+    if delta:
+        extras = [pyarrow.field(name, kind) for name, (_, kind) in OF_OTHERS.items()]
+        day = pyarrow.field("date", pyarrow.date32())
+        catalog = DeltaCatalog(str(table))
+        catalog.create(pyarrow.schema([*message_schema(), day, *extras]), ["topic", "date"])
+        catalog.commit(files, app_id="others", number=1)
+
+    options = ["--open-days"] if command == "compact" else ["--where", ". == 1", "--yes"]
+    result = run_nsq(["archive", command, str(table), *options])
+
+    assert (result.status, "error" in result.err) == (0, False)
+    [(root, names)] = table_files([LocalPlace(table)]).items()
+    rows = [row for name in names for row in pq.read_table(root.path / name).to_pylist()]
+    bodies = sorted(row["body"] for row in rows)
+    assert bodies == (["0", "1", "7", "7"] if command == "compact" else ["0", "7", "7"])
+    first = {"large": "x", "category": "x", "raw": b"x", "nested": {"a": "x"}}
+    first |= {"at": datetime.fromtimestamp(BEGIN_NS // SECOND, UTC)}
+    for row in rows:
+        if row["at"] is not None:  # Parquet of a folder keeps a time without a zone.
+            row["at"] = row["at"].replace(tzinfo=UTC)
+        values = {name: row[name] for name in OF_OTHERS}
+        assert values == (dict.fromkeys(OF_OTHERS) if row["body"] == "7" else first)
+
+
+def test_a_value_without_a_place_in_a_delta_table_ends_a_compaction_in_place(
+    tmp_path: Path,
+) -> None:
+    """The files that have it would be removed."""
+    for n in range(2):
+        archive = write_archive(tmp_path / f"{n}.gz", [message(n)])
+        list(convert(find_archives([archive]), TablePlan(str(tmp_path / "t"), True, "h"), tmp_path))
+    [(root, names)] = table_files([LocalPlace(tmp_path / "t")]).items()
+    DeltaCatalog(str(root)).add_columns([pyarrow.field("n", pyarrow.int64())])
+    for name in names:
+        rows = pq.read_table(root.path / name, partitioning=None)
+        pq.write_table(rows.append_column("n", [["no number"]]), root.path / name)
+    with pytest.raises(NsqError, match="its n is string, not int64"):
+        compact(root, None, delta=True)
+    assert table_files([root]) == {root: names}
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
