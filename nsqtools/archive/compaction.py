@@ -41,6 +41,7 @@ from nsqtools.archive.catalog import (
     hash_path,
     iterate_sources,
 )
+from nsqtools.archive.columns import KEYS_OF, message_schema
 from nsqtools.archive.compaction_jobs import RunJobs
 from nsqtools.archive.compaction_notes import Notes, compacted_size
 from nsqtools.archive.compaction_plan import Partition, Selection, choose_file_size, jobs_of
@@ -210,10 +211,12 @@ class Compaction:
         """Return the columns of output, bodies and inputs in addition to those of a message.
 
         If a column has two types, the first one is used, and values of the other type are reported
-        in ``_error``.
+        in ``_error``. With a Delta table that exists, they include columns of a message, because
+        files must have its types.
         """
         tables = [DeltaCatalog(str(place)) for place in self._inputs.delta if not self.in_place]
-        if self.table is not None and self.table.exists():
+        has_table = self.table is not None and self.table.exists()
+        if self.table is not None and has_table:
             tables.insert(0, self.table)
         schemas = [table.schema() for table in tables]
         if self.settings.fields is not None:
@@ -224,9 +227,12 @@ class Compaction:
             files += [source for source in inputs if source.is_parquet]
         files = list({source.shown: source for source in files if not source.damage}.values())
         schemas += map_concurrently(columns_in, files)
-        columns: dict[str, pyarrow.Field] = {}
+        columns = {column.name: column for column in (schemas[0] if has_table else ())}
+        if has_table and not self.in_place:
+            of_messages = {column.name: column for column in message_schema(self._body_kind)}
+            columns = of_messages | columns
         for column in chain.from_iterable(schemas):
-            if column.name in RESERVED:
+            if column.name in KEYS_OF:
                 continue
             first = columns.setdefault(column.name, column)
             if first.type != column.type:

@@ -24,10 +24,10 @@ from uuid import uuid4
 import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
-from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, join_errors
+from nsqtools.archive.body_columns import ERROR, BodyColumns, join_errors
 from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.catalog import PARTITIONS, PartitionKey, Source, hash_path
-from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
+from nsqtools.archive.columns import KEYS_OF, bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError
@@ -77,7 +77,7 @@ class Job:
     present: tuple[Source, ...] = ()
     settings: Settings = Settings()
     extra_columns: pyarrow.Schema | None = None
-    """The columns of the output in addition to those of a message."""
+    """The columns of the output in addition to those of a message, or with other types."""
     is_staged: bool = False
     """Whether the file remains hidden until it replaces others: see `replacements`."""
 
@@ -188,8 +188,9 @@ class _JobReader:
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
         partitions = job.key.values
-        columns = [*message_schema(job.settings.body), *(job.extra_columns or ())]
-        self.schema = pyarrow.schema([field for field in columns if field.name not in partitions])
+        all_columns = (*message_schema(job.settings.body), *(job.extra_columns or ()))
+        columns = {column.name: column for column in all_columns if column.name not in partitions}
+        self.schema = pyarrow.schema(columns.values())
         self._columns = None
         if job.settings.fields is not None:
             fields = fields_of(job.settings.fields)
@@ -285,7 +286,7 @@ def fit_to_schema(
     if "ts_ns" in columns:
         columns["timestamp"] = micros(columns["ts_ns"])
     for field in schema:
-        if field.name in RESERVED or field.name not in columns:
+        if field.name in KEYS_OF or field.name not in columns:
             continue
         values = columns[field.name]
         columns[field.name], fits = _convert(values, field.type)
@@ -354,7 +355,7 @@ def columns_in(source: Source) -> pyarrow.Schema:
 def prepare_table(
     table: DeltaCatalog, columns: pyarrow.Schema, kind: BodyKind, partitions: Sequence[str] = ()
 ) -> None:
-    """Create a table of messages if it does not exist, and add missing ``columns`` of bodies.
+    """Create a table of messages if it does not exist, and add missing ``columns``.
 
     ``partitions`` are partition columns in addition to topic and date. Raises `OutputError` for a
     column of another type.
@@ -364,7 +365,7 @@ def prepare_table(
         for name in partitions:
             schema = schema.append(pyarrow.field(name, pyarrow.string()))
         table.create(schema, [*PARTITIONS, *partitions])
-    new_columns = {field.name: field for field in columns if field.name not in RESERVED}
+    new_columns = {field.name: field for field in columns}
     for name in table.partition_columns if new_columns else ():
         new_columns.pop(name, None)
     conflicts = table.add_columns(new_columns.values()) if new_columns else {}

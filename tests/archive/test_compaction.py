@@ -641,6 +641,35 @@ def test_columns_of_other_programs_keep_their_values(
         assert values == (dict.fromkeys(OF_OTHERS) if row["body"] == "7" else first)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_files_have_the_types_of_a_delta_table(tmp_path: Path, in_place: bool) -> None:
+    """Another program made the table, with the types that it has for these values."""
+    table = tmp_path / "t"
+    for n in range(2):
+        at = pyarrow.array([BEGIN_NS // 1000], pyarrow.timestamp("us"))
+        columns: dict[str, Any] = {"topic": ["clicks"], "date": [DAY], "nsqd": ["n:1"]}
+        columns |= {"id": [f"{n}"], "timestamp": at, "ts_ns": [BEGIN_NS], "attempts": [1]}
+        columns |= {"body": ["text"], "file": ["a.log"], "pos": [n]}
+        rows = pyarrow.table(columns)
+        write_deltalake(table, rows, mode="append", partition_by=["topic", "date"])
+    schema = DeltaCatalog(str(table)).schema()
+
+    if in_place:
+        compact(table, None, delta=True)
+    else:
+        compact(write_archive(tmp_path / "a.gz", [message(0)]), table, delta=True)
+
+    names = ["body_bytes"] if not in_place else []
+    assert {*DeltaCatalog(str(table)).schema().names} == {*schema.names, *names}
+    written = pq.read_schema(next(table.rglob("compacted-*.parquet")))
+    for column in schema:
+        if column.name not in ("topic", "date"):
+            assert written.field(column.name).type == column.type
+    rows = DeltaTable(table).to_pyarrow_table()
+    assert sorted(rows["pos"].drop_null().to_pylist()) == [0, 1]
+    assert in_place or rows["body_bytes"].drop_null().to_pylist() == [message(0).body]
+
+
 def test_a_value_without_a_place_in_a_delta_table_ends_a_compaction_in_place(
     tmp_path: Path,
 ) -> None:
