@@ -180,7 +180,8 @@ def read_member(
         return
     member_text = Unpacker(codec)
     try:
-        text = member_text.unpack(data, LARGEST_TEXT)
+        # In a scan, zeros that pad a member are the beginning of the next one.
+        text = member_text.unpack(data.lstrip(b"\0"), LARGEST_TEXT)
         while member_text.has_more:
             yield text
             text = member_text.unpack(b"", LARGEST_TEXT)

@@ -411,6 +411,21 @@ def test_messages_of_another_program_get_their_days(tmp_path: Path, index: bytes
     assert content(tmp_path / "again") == expected([0, 600], "clicks")
 
 
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD, Codec.XZ, Codec.BZIP2])
+def test_files_that_were_padded_and_joined_are_compacted(tmp_path: Path, codec: Codec) -> None:
+    """Tapes and disks pad a file with zeros, and the format of xz permits them between streams."""
+    members = []
+    for number in range(2):
+        compressor = members_of(codec)()
+        text = encode_many("clicks", "n:1", [message(number)])
+        members.append(compressor.compress(text) + compressor.flush() + bytes(8))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.log").write_bytes(b"".join(members))
+
+    assert done(compact(tmp_path / "in", tmp_path / "out")) == (2, 0)
+    assert content(tmp_path / "out") == expected(range(2), "clicks")
+
+
 def test_rows_without_a_time_are_damage(tmp_path: Path) -> None:
     archive, output = tmp_path / "archive", tmp_path / "output"
     lines = [encode_many(name, "a:4150", [message(n)]) for n, name in enumerate(("t", "t t", "t"))]
