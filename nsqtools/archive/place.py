@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -347,7 +348,7 @@ class LocalPlace(Place):
         for folder, names in walk(self._path(prefix), failures.append):
             for path in (folder / name for name in names if not TEMPORARY.fullmatch(name)):
                 try:
-                    yield _entry(path.relative_to(self._root).as_posix(), path), None
+                    yield _entry(path.relative_to(self._root).as_posix(), status_of(path)), None
                 except OSError as exc:
                     failures.append(exc)
         for error in failures:
@@ -357,16 +358,23 @@ class LocalPlace(Place):
 
     def children(self, prefix: str = "") -> tuple[Sequence[StoredObject], Sequence[str]]:
         folder = self._path(prefix)
-        names = sorted(os.listdir(folder)) if folder.is_dir() else []
-        paths = {str(PurePosixPath(prefix, name)): folder / name for name in names}
-        entries = [_entry(name, path) for name, path in paths.items() if path.is_file()]
-        return entries, [name for name, path in paths.items() if path.is_dir()]
+        entries, folders = list[StoredObject](), list[str]()
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+            child = str(PurePosixPath(prefix, name))
+            # A file may be removed, or a link lead nowhere.
+            with suppress(FileNotFoundError):
+                status = status_of(folder / name)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(child)
+                elif stat.S_ISREG(status.st_mode):
+                    entries.append(_entry(child, status))
+        return entries, folders
 
     def may_be_folder(self) -> bool:
         return self._root.is_dir()
 
     def stat(self, name: str = "") -> StoredObject:
-        return _entry(name, self._path(name))
+        return _entry(name, status_of(self._path(name)))
 
     def open(self, name: str = "", entry: StoredObject | None = None) -> BinaryIO:
         file = open_to_read(self._path(name))
@@ -382,10 +390,10 @@ class LocalPlace(Place):
     def read_range(self, name: str, start: int, length: int, version: str = "") -> bytes:
         path = self._path(name)
         with open_to_read(path) as file:
-            stat = os.fstat(file.fileno())
-            if version and version != _version(stat):
+            status = os.fstat(file.fileno())
+            if version and version != _version(status):
                 raise _changed(path)
-            return os.pread(file.fileno(), max(0, min(length, stat.st_size - start)), start)
+            return os.pread(file.fileno(), max(0, min(length, status.st_size - start)), start)
 
     def put(self, name: str, data: bytes) -> str:
         replace_file(self._prepare(name), data, FILE_MODE)
@@ -441,13 +449,12 @@ class LocalPlace(Place):
             yield PlaceLock(descriptor)
 
 
-def _entry(name: str, path: Path) -> StoredObject:
-    stat = status_of(path)
-    return StoredObject(name, stat.st_size, stat.st_mtime_ns, _version(stat))
+def _entry(name: str, status: os.stat_result) -> StoredObject:
+    return StoredObject(name, status.st_size, status.st_mtime_ns, _version(status))
 
 
-def _version(stat: os.stat_result) -> str:
-    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_mtime_ns}"
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}"
 
 
 def _changed(path: Path) -> ChangedError:

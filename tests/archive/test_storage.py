@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from plugins.object_store import Bucket
 
+from nsqtools.archive import place
 from nsqtools.archive.place import ChangedError, LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import PART_SIZE, RangeFile, s3_settings
@@ -99,6 +100,25 @@ def test_drafts_of_killed_writers_are_not_listed_and_removed_later(tmp_path: Pat
     for name in ("../x", "/etc/x", "a/../../x"):
         with pytest.raises(OSError, match="not a name below"):
             storage.put(name, b"")
+
+
+def test_a_file_that_is_removed_while_its_folder_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "folder").mkdir()
+    status_of = place.status_of
+
+    def status_after_removal(path: Path) -> os.stat_result:
+        if path.name == "a":
+            path.unlink()
+        return status_of(path)
+
+    monkeypatch.setattr(place, "status_of", status_after_removal)
+    entries, folders = LocalPlace(tmp_path).children()
+    assert ([entry.name for entry in entries], folders) == (["b"], ["folder"])
 
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
