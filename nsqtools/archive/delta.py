@@ -568,6 +568,13 @@ def _statistics(file: TableFile) -> str:
     return json.dumps(document)
 
 
+def partition_text(value: Any) -> str | None:
+    """Return the value of a partition column as text, as Delta has it; None for null."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
+
+
 def _files_of(
     table: DeltaTable, is_selected: Callable[[PartitionValues], bool] = lambda at: True
 ) -> Iterator[TableFile]:
@@ -586,8 +593,7 @@ def _files_of(
         for row in batch.to_pylist():
             key = tuple(row[name] for name in keys)
             if key not in partitions:
-                values = (None if value is None else str(value) for value in key)
-                partition = dict(zip(partition_columns, values, strict=True))
+                partition = dict(zip(partition_columns, map(partition_text, key), strict=True))
                 partitions[key] = partition if is_selected(partition) else None
             if (selected := partitions[key]) is not None:
                 # A file with rows without a time has no range, so that no range excludes it.

@@ -33,7 +33,7 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, join_err
 from nsqtools.archive.body_schema import fields_of
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS, hash_path
 from nsqtools.archive.columns import JSON_BATCH_ROWS, message_schema, read_batches
-from nsqtools.archive.delta import SINK_LOG, TableFile, refuse_other_form
+from nsqtools.archive.delta import SINK_LOG, TableFile, partition_text, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import NULL_PARTITION, folder_of
 from nsqtools.archive.members import CorruptError
@@ -412,9 +412,7 @@ _TIMES = "partition ts_ns"  # The space avoids a conflict: no column of a body h
 
 def _partition_text(value: Any) -> str | None:
     """Return a value as text for the name of a folder; empty text is null, as in Delta."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return None if value in (None, "", NULL_PARTITION) else str(value)
+    return None if value in ("", NULL_PARTITION) else partition_text(value)
 
 
 _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {

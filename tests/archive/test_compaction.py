@@ -685,6 +685,21 @@ def test_files_have_the_types_of_a_delta_table(tmp_path: Path, in_place: bool) -
     assert in_place or rows["body_bytes"].drop_null().to_pylist() == [message(0).body]
 
 
+def test_a_boolean_partition_keeps_its_value(tmp_path: Path) -> None:
+    fields = {"type": "object", "properties": {"paid": {"type": "boolean"}}}
+    plan = TablePlan(str(tmp_path / "t"), True, "h", BodyKind.json, fields, ("paid",))
+    for n in range(2):
+        archive = write_archive(tmp_path / f"{n}.gz", clicks(n, '{"paid": true}'))
+        list(convert(find_archives([archive]), plan, tmp_path))
+
+    compact(tmp_path / "t", None, delta=True)
+
+    [file] = DeltaCatalog(str(tmp_path / "t")).files()
+    assert file.path.startswith(f"topic=clicks/date={DAY}/paid=true/")
+    log = sorted((tmp_path / "t" / "_delta_log").glob("*.json"))[-1].read_text()
+    assert (log.count('"paid": "true"'), log.count('"True"')) == (3, 0)
+
+
 def test_a_value_without_a_place_in_a_delta_table_ends_a_compaction_in_place(
     tmp_path: Path,
 ) -> None:
