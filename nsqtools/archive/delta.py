@@ -320,10 +320,7 @@ class DeltaCatalog:
         if number < 1:
             raise ValueError("numbers of commits begin at 1")
         self._check_store()
-        actions = _actions(adds, removes, data_change=data_change)
-        actions.append({"txn": {"appId": app_id, "version": number}})
-        content = "\n".join(map(json.dumps, actions)).encode() + b"\n"
-        attempts = 0
+        adds, attempts = list(adds), 0
         while True:
             with self._failing():
                 access = _Access.REPLACE if removes else _Access.APPEND
@@ -331,10 +328,12 @@ class DeltaCatalog:
                 if snapshot.number_of(app_id) >= number:
                     self._sync_log()
                     return False
-                if removes:
-                    paths = {file.path for file in _files_of(snapshot.table)}
-                    if missing := [file.path for file in removes if file.path not in paths]:
-                        raise OutputError(f"{self.storage / missing[0]} is not in the table now")
+                paths = _paths_in_log(snapshot.table) if removes else {}
+                if missing := [file.path for file in removes if file.path not in paths]:
+                    raise OutputError(f"{self.storage / missing[0]} is not in the table now")
+                actions = _actions(adds, removes, paths, data_change=data_change)
+                actions.append({"txn": {"appId": app_id, "version": number}})
+                content = "\n".join(map(json.dumps, actions)).encode() + b"\n"
                 version = snapshot.version + 1
                 try:
                     self.storage.put_if_absent(_name_of_version(version), content)
@@ -491,10 +490,26 @@ def _name_of_version(version: int) -> str:
     return f"{LOG}/{version:020}.json"
 
 
+def _paths_in_log(table: DeltaTable) -> dict[str, str]:
+    """Return the paths of the files as the log has them, by the names of the files."""
+    import pyarrow
+
+    paths = pyarrow.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    return {unquote(path): path for path in paths}
+
+
 def _actions(
-    adds: Iterable[TableFile], removes: Iterable[TableFile], *, data_change: bool
+    adds: Iterable[TableFile],
+    removes: Iterable[TableFile],
+    paths: Mapping[str, str],
+    *,
+    data_change: bool,
 ) -> list[dict[str, Any]]:
-    """Return the actions of a commit, in the form of Delta's protocol."""
+    """Return the actions of a commit, in the form of Delta's protocol.
+
+    ``paths`` has the paths of the files to remove. Writers differ in the characters that they
+    escape, and a removal has an effect only with the path of the addition.
+    """
     now_ms = int(time.time() * 1000)
     info = {"timestamp": now_ms, "operation": "WRITE", "engineInfo": "nsqtools"}
     actions: list[dict[str, Any]] = [{"commitInfo": info}]
@@ -503,7 +518,8 @@ def _actions(
         actions.append({"add": action | {"modificationTime": now_ms, "stats": _statistics(file)}})
     for file in removes:
         action = _action(file, data_change=data_change)
-        action |= {"deletionTimestamp": now_ms, "extendedFileMetadata": True}
+        action |= {"path": paths[file.path], "deletionTimestamp": now_ms}
+        action |= {"extendedFileMetadata": True}
         actions.append({"remove": action})
     return actions
 

@@ -1,6 +1,7 @@
 """Archives and tables are compacted into few files with each message once, despite any failure."""
 
 import gzip
+import json
 import os
 import random
 import shutil
@@ -21,7 +22,7 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction_jobs, compaction_plan, finding, reader
 from nsqtools.archive.catalog import DAY_NS
-from nsqtools.archive.columns import message_schema
+from nsqtools.archive.columns import exact_columns, message_schema
 from nsqtools.archive.compaction import Compaction
 from nsqtools.archive.compaction_jobs import RunJobs, in_parallel
 from nsqtools.archive.compaction_notes import delete_archive
@@ -683,6 +684,32 @@ def test_files_have_the_types_of_a_delta_table(tmp_path: Path, in_place: bool) -
     rows = DeltaTable(table).to_pyarrow_table()
     assert sorted(rows["pos"].drop_null().to_pylist()) == [0, 1]
     assert in_place or rows["body_bytes"].drop_null().to_pylist() == [message(0).body]
+
+
+def test_files_are_removed_by_the_paths_that_another_program_has_logged(tmp_path: Path) -> None:
+    """Spark escapes fewer characters of a path than nsqtools and delta-rs."""
+    table, city = tmp_path / "t", "a+b (c), d&e"
+    columns = [*message_schema(), pyarrow.field("date", "date32"), pyarrow.field("city", "string")]
+    DeltaCatalog(str(table)).create(pyarrow.schema(columns), ["topic", "date", "city"])
+    for n in range(2):
+        folder = f"topic=clicks/date={DAY}/city={city}"
+        (table / folder).mkdir(parents=True, exist_ok=True)
+        rows = exact_columns([encode_many("clicks", "n:1", [message(n + 1)])])[0]
+        batch = pyarrow.record_batch(rows).drop_columns(["topic"])
+        pq.write_table(pyarrow.table(batch), table / folder / f"{n}.parquet")
+        add = {
+            "path": f"{folder}/{n}.parquet".replace(" ", "%20"),
+            "partitionValues": {"topic": "clicks", "date": str(DAY), "city": city},
+            "size": (table / folder / f"{n}.parquet").stat().st_size,
+            "modificationTime": 1,
+            "dataChange": True,
+        }
+        log = table / "_delta_log" / f"{n + 1:020}.json"
+        log.write_text(json.dumps({"add": add}) + "\n")
+
+    compact(table, None, delta=True)
+
+    assert DeltaTable(table).to_pyarrow_table()["body"].to_pylist() == ["body 1", "body 2"]
 
 
 def test_a_boolean_partition_keeps_its_value(tmp_path: Path) -> None:
