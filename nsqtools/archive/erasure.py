@@ -28,7 +28,6 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow
-from pyarrow import parquet as arrow_parquet
 
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import (
@@ -52,7 +51,13 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.members import codec_at
-from nsqtools.archive.parquet import ParquetWriter, manifest_of, plain_schema, read
+from nsqtools.archive.parquet import (
+    ParquetWriter,
+    manifest_of,
+    open_parquet,
+    plain_schema,
+    read,
+)
 from nsqtools.archive.place import Place, PlaceLock, hash_of, translating_errors
 from nsqtools.archive.reader import (
     form_of,
@@ -396,7 +401,7 @@ def _written(place: Place, matches: Matches) -> Iterator[tuple[Path, TableFile |
         if len(matches.rows) == matches.messages:
             yield draft, None
             return
-        with archive.open() as source, arrow_parquet.ParquetFile(source) as opened:
+        with archive.open() as source, open_parquet(source) as opened:
             schema = plain_schema(opened)
         with archive.open() as source, ParquetWriter(draft, schema) as writer:
             for batch in _without(read(source), matches.rows):

@@ -169,7 +169,7 @@ def _verify(
     times: list[int | None] = []
     with_nan: set[str] = set()
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        with open_parquet(path) as file:
             is_same = file.num_row_groups == len(checksums)
             for number in range(file.num_row_groups if is_same else 0):
                 sums = [Checksum() for _ in names]
@@ -305,6 +305,15 @@ def _text_bytes(array: pyarrow.Array) -> memoryview:
 # -- reading ------------------------------------------------------------------------------------
 
 
+def open_parquet(source: Path | BinaryIO) -> Any:
+    """Open a file to read it in this thread. Raises ``OSError`` and ``ArrowException``.
+
+    By default threads of Arrow read ahead. One that still holds a file of Python when the
+    interpreter exits aborts the process.
+    """
+    return parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+
 def read(
     source: Path | BinaryIO, columns: Sequence[str] | None = None, within: TimeRange = ALL_TIMES
 ) -> Iterator[pyarrow.RecordBatch]:
@@ -314,7 +323,7 @@ def read(
     ``OSError`` and, for a damaged file, `CorruptError`.
     """
     try:
-        with parquet.ParquetFile(source, page_checksum_verification=True) as file:
+        with open_parquet(source) as file:
             names = _column_names(file)
             selected = names if columns is None else [name for name in columns if name in names]
             needs_time = within != ALL_TIMES and TIME in names
@@ -392,7 +401,7 @@ def contents_of(source: Path | BinaryIO) -> Contents:
     Raises the errors of `read`.
     """
     try:
-        with parquet.ParquetFile(source) as file:
+        with open_parquet(source) as file:
             names, rows = _column_names(file), file.metadata.num_rows
             batches = _column_batches(file, "topic") if "topic" in names else ()
             topics = {topic for values in batches for topic in values.unique().to_pylist()}

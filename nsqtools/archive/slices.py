@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow
-from pyarrow import ArrowException, compute, parquet, types
+from pyarrow import ArrowException, compute, types
 
 from nsqtools.archive.body_columns import ERROR, BodyColumns, join_errors
 from nsqtools.archive.body_schema import fields_of
@@ -31,7 +31,13 @@ from nsqtools.archive.columns import KEYS_OF, bodies_as, message_schema, micros,
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, manifest_of, plain_schema, read
+from nsqtools.archive.parquet import (
+    ParquetWriter,
+    manifest_of,
+    open_parquet,
+    plain_schema,
+    read,
+)
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
@@ -346,7 +352,7 @@ def columns_in(source: Source) -> pyarrow.Schema:
     """Return the columns of a Parquet file. Raises `NsqError` and the errors of `failure_of`."""
     with translating_errors("read", source.shown):
         try:
-            with source.file.open() as file, parquet.ParquetFile(file) as opened:
+            with source.file.open() as file, open_parquet(file) as opened:
                 return plain_schema(opened)
         except ArrowException as exc:
             raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc

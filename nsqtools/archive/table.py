@@ -16,7 +16,6 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
 import pyarrow
-from pyarrow import parquet
 
 from nsqtools.archive.body_columns import FIELD, BodyColumns
 from nsqtools.archive.body_schema import fields_of, json_schema
@@ -25,7 +24,7 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.finding import ArchiveFile, is_metadata
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, hidden_name, is_hidden, owner_of
-from nsqtools.archive.parquet import manifest_of, plain_schema
+from nsqtools.archive.parquet import manifest_of, open_parquet, plain_schema
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import form_of, scan_archive
 from nsqtools.archive.replacements import replaced_names, replaced_rows
@@ -93,7 +92,7 @@ class Table:
             with (
                 suppress(pyarrow.ArrowException),  # A truncated file has no columns.
                 self.storage.open(newest.name) as file,
-                parquet.ParquetFile(file) as opened,
+                open_parquet(file) as opened,
             ):
                 schema = plain_schema(opened)
                 return [column for column in schema if column.name not in MESSAGE_COLUMNS]

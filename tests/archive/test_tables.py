@@ -1,9 +1,11 @@
 """Columns of messages and of their bodies, Parquet and the log of a Delta table, without Spark."""
 
+import io
 import json
 import math
 import os
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -110,6 +112,22 @@ def test_the_fast_and_the_exact_path_return_the_same_rows(text: bytes, kind: Bod
         assert {name: selected[name] for name in names if name != "pos"} == {
             name: fast[name] for name in names if name != "pos"
         }
+
+
+def test_parquet_is_read_by_the_calling_thread_alone(tmp_path: Path) -> None:
+    """A thread of Arrow that holds a file at the exit of the interpreter aborts the process."""
+    with parquet.ParquetWriter(tmp_path / "a.parquet", message_schema()) as writer:
+        writer.add(batch_of_bodies([b"body"]))
+        writer.close()
+
+    class OfOneThread(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            assert threading.current_thread() is threading.main_thread()
+            return super().read(size) or b""
+
+    with OfOneThread(tmp_path / "a.parquet") as file:
+        [batch] = parquet.read(file)  # type: ignore[arg-type]
+        assert batch["body"].to_pylist() == ["body"]
 
 
 def test_json_batches_are_short_and_row_groups_of_other_times_are_skipped(
