@@ -34,9 +34,10 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple
 
-from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.finding import ArchiveFile, files_in_table
 from nsqtools.archive.layout import ALL_TIMES, TimeRange, owner_of
 from nsqtools.archive.reader import OnDamage, read_messages
+from nsqtools.archive.replacements import replaced_rows
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.protocol.text import NS
@@ -382,7 +383,7 @@ class Checkpoint:
         names = {checkpoint_path_of(archive) for archive in archives if archive.table is not None}
         folders = {name.rpartition("/")[0] for name in names}
         for name in sorted(self.done.keys() - names):
-            if name.endswith(".parquet") and name.rpartition("/")[0] in folders:
+            if name.rpartition("/")[0] in folders and _is_replaced(name):
                 raise ConfigurationError(
                     f"{name} was replayed, and its table has other files with its messages now",
                     hint="Give a new --checkpoint, and --since to leave out what was published.",
@@ -405,6 +406,15 @@ def checkpoint_key_of(archive: ArchiveFile) -> str:
     writer, number = archive.head
     _, length, messages, min_ts, max_ts = archive.members[0]
     return f"{writer} {number} {length} {messages} {min_ts} {max_ts}"
+
+
+def _is_replaced(path: str) -> bool:
+    """Return whether a file belonged to a table, and other files have its messages now."""
+    try:
+        root, _ = files_in_table(path)
+    except ConfigurationError:  # it is no current file of a Delta table
+        return True
+    return replaced_rows(root, path[len(str(root)) + 1 :]) > 0
 
 
 def checkpoint_path_of(archive: ArchiveFile) -> str:

@@ -235,3 +235,19 @@ def test_a_table_whose_files_were_replaced_is_not_published_again(
 
     with pytest.raises(ConfigurationError, match="its table has other files with its messages"):
         replay_of(table, unreachable_address, checkpoint)
+
+
+def test_a_checkpoint_serves_other_files_of_a_folder_one_after_another(
+    unreachable_address: str, tmp_path: Path
+) -> None:
+    checkpoint, table = tmp_path / "checkpoint.json", tmp_path / "t"
+    for number in (1, 3):
+        archive = write_archive(tmp_path / f"{number}.gz", numbered(number, number + 2))
+        list(convert(find_archives([archive]), TablePlan(str(table), False, "h"), tmp_path))
+    first, second = find_archives([table])
+    replayed = Checkpoint(checkpoint)
+    replayed.record(first, 2)
+    replayed.save()
+    assert not replay_of(second.path, unreachable_address, checkpoint)[0].resumes
+    first.path.unlink()  # whoever deletes old files replaces none
+    assert not replay_of(table, unreachable_address, checkpoint)[0].resumes
