@@ -133,7 +133,7 @@ class DemoStage:
         for name in ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
             environ[name] = str(self.directory / f".{name.lower()}")
             os.mkdir(environ[name])
-        paths = [str(Path(__file__).parents[2]), *filter(None, [environ.get("PYTHONPATH")])]
+        paths = [str(Path(__file__).parents[1]), *filter(None, [environ.get("PYTHONPATH")])]
         return environ | {
             "PYTHONPATH": os.pathsep.join(paths),
             "NO_COLOR": "1",

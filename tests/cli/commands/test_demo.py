@@ -11,6 +11,7 @@ import pytest
 from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools import demo
 from nsqtools.cli.running.runtime import exit_on_signals
 from nsqtools.demo import DemoFailed, StopRequest, demo_stage
 
@@ -47,6 +48,18 @@ def test_a_signal_at_any_step_leaves_no_files_or_processes(
         return used
 
     wait_until(lambda: not users(), what="no process is left in the directory")
+
+
+def test_commands_run_the_package_of_the_demonstration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that is not installed, for example."""
+    (package := tmp_path / "nsqtools").mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("print('the same package')")
+    monkeypatch.setattr(demo, "__file__", str(package / "demo.py"))
+    with demo_stage(os.environ, StopRequest()) as stage:
+        assert stage.run("stat").out == b"the same package\n"
 
 
 @pytest.mark.parametrize("moment", ["before", "started"])
