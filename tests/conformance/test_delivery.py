@@ -88,6 +88,18 @@ def test_messages_of_a_disconnected_client_wait_for_their_timeout(timed_nsqd: Ns
         assert client.read_message().attempts == held.attempts + 1
 
 
+@pytest.mark.parametrize("timeout", ["0", "-1s"])
+def test_without_a_timeout_a_message_is_not_redelivered_in_a_busy_loop(
+    any_nsqd: AnyNsqd, timeout: str
+) -> None:
+    nsqd = any_nsqd(f"-msg-timeout={timeout}")
+    nsqd.create_channel("busy", "ch")
+    with subscribed(nsqd.tcp_address, "busy", "ch", ready=1):
+        nsqd.publish("busy", b"body")
+        time.sleep(1.0)
+        assert nsqd.channel_stats("busy", "ch")["timeout_count"] < 20
+
+
 def test_touch_extends_a_timeout_up_to_its_limit(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
     nsqd.create_channel("touch", "ch")

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 # work of the loop, wait for it.
 _SHARE_COUNT = 256
 _SHARE_BYTES = 1 << 18
+# The interval at which nsqd looks for messages that have timed out. With a shorter timeout, as of
+# --msg-timeout=0, the loop would do nothing but deliver the same message again.
+_MIN_TIMEOUT_S = 0.1
 # Reading failed, and each attempt logs an error. A disk that recovers delays delivery by this.
 _READ_RETRY_S = 1.0
 
@@ -357,6 +360,7 @@ class ChannelSubscription:
         self.message_count = self.finish_count = self.requeue_count = 0
         self.connection = connection
         self._terms = terms
+        self._timeout_s = max(_MIN_TIMEOUT_S, terms.msg_timeout_s)
         self._loop = loop
         self._epoch_s = loop.time()
         self._ticks_used = 0
@@ -392,9 +396,9 @@ class ChannelSubscription:
             messages = sampled
             if not messages:
                 return
-        self.in_flight.add(messages, now_s, terms.msg_timeout_s)
+        self.in_flight.add(messages, now_s, self._timeout_s)
         self.message_count += len(messages)
-        self.channel.watch(now_s + terms.msg_timeout_s)
+        self.channel.watch(now_s + self._timeout_s)
         queued = self.connection.buffer(messages, sum(map(len, messages)))
         if queued >= terms.output_buffer_size or self.room <= 0:
             self.flush()
@@ -446,7 +450,7 @@ class ChannelSubscription:
 
     def touch(self, ids: list[bytes], limit_s: float) -> list[bytes]:
         """TOUCH: restart timeouts; return the ids that were not in flight to this consumer."""
-        failed = self.in_flight.touch(ids, self._loop.time(), self._terms.msg_timeout_s, limit_s)
+        failed = self.in_flight.touch(ids, self._loop.time(), self._timeout_s, limit_s)
         deadline_s = self.in_flight.next_deadline_s()
         if deadline_s is not None:
             self.channel.watch(deadline_s)
