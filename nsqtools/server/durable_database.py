@@ -502,15 +502,20 @@ class Database:
             raise sqlite3.DatabaseError("messages that were counted are missing or damaged")
         return page
 
-    def deferred(self, queue: int, count: int) -> list[tuple[int, int, bytes]]:
-        """Return the first deferred messages as (due, turn, frame). Raises ``sqlite3.Error``."""
-        return [
-            (due, turn, with_attempts(frame, attempts))
-            for (_, due, turn, attempts, frame), *_ in _stored_rows(
-                self._reader, _DEFERRED, (queue, count)
-            )
-            if frame
-        ]
+    def deferred(self, queue: int, count: int, max_bytes: int) -> list[tuple[int, int, bytes]]:
+        """Return the first deferred messages as (due, turn, frame). Raises ``sqlite3.Error``.
+
+        They are up to ``count``, and fewer when ``max_bytes`` are reached.
+        """
+        deferred: list[tuple[int, int, bytes]] = []
+        rows = _stored_rows(self._reader, _DEFERRED, (queue, count))
+        for (_, due, turn, attempts, frame), *_ in rows:
+            if frame:
+                deferred.append((due, turn, with_attempts(frame, attempts)))
+                max_bytes -= len(frame)
+                if max_bytes <= 0:
+                    break
+        return deferred
 
     def next_due_ns(self, queue: int) -> int | None:
         """Return when the first deferred message is due. Raises ``sqlite3.Error``."""

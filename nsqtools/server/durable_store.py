@@ -272,7 +272,7 @@ class DurableStore:
         replaced = [] if stored is None else stored.row_keys(messages)
         deferred: list[tuple[int, int, bytes]] = []
         if stored is not None and not messages:
-            deferred = self.read(lambda database: database.deferred(number, count), [])
+            deferred = self.read(lambda database: database.deferred(number, count, max_bytes), [])
         for due_ns, turn, message in deferred:
             messages.append(message)
             replaced.append((number, due_ns, turn))

@@ -474,6 +474,28 @@ def test_deferred_messages_are_delivered_when_due(
         wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="again")
 
 
+def test_deferred_messages_of_a_topic_are_read_a_few_megabytes_at_a_time(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"x" * 1_000_000
+    with RawClient(nsqd.tcp_address) as client:
+        for _ in range(10):
+            client.send(b"DPUB t 60000\n" + sized(body))
+            assert client.read_response() == b"OK"
+    read = Database.deferred
+    sizes: list[int] = []
+
+    def deferred(*arguments: Any) -> list[tuple[int, int, bytes]]:
+        messages = read(*arguments)
+        sizes.append(sum(len(message) for _, _, message in messages))
+        return messages
+
+    monkeypatch.setattr(Database, "deferred", deferred)
+    nsqd.create_channel("t", "ch")
+    wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 10, what="all moved")
+    assert max(sizes) < 6_000_000
+
+
 @pytest.mark.parametrize("count", [500, 2000])
 def test_a_client_faster_than_the_disk_has_to_wait(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, count: int
