@@ -569,6 +569,7 @@ def _connect(path: Path, layout: str = "") -> sqlite3.Connection:
     )
     try:
         connection.executescript(f"PRAGMA secure_delete=0; {layout}")
+        _check_format(connection, path)  # first: a setting may change the file
         for name, value in _SETTINGS:
             connection.execute(f"PRAGMA {name}={value}").fetchone()
             row = connection.execute(f"PRAGMA {name}").fetchone()
@@ -577,7 +578,6 @@ def _connect(path: Path, layout: str = "") -> sqlite3.Connection:
                     f"cannot keep messages in {path}: SQLite has {name} {row and row[0]}",
                     hint="--durable needs a local file system, on which a sync is a sync.",
                 )
-        _check_format(connection, path)
     except BaseException:
         connection.close()
         raise

@@ -171,6 +171,16 @@ def test_another_format_is_refused_by_name(
     assert database.read_bytes() == content
 
 
+def test_a_database_of_another_program_stays_as_it_is(tmp_path: Path) -> None:
+    database = tmp_path / DATABASE
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE other (a)")
+    content = database.read_bytes()
+    with pytest.raises(ConfigurationError, match="of another program"):
+        EmbeddedServer(tmp_path, "-durable").start()
+    assert database.read_bytes() == content
+
+
 OF_0_3 = """DROP TRIGGER delete_body; DROP TABLE message; DROP TABLE body;
     CREATE TABLE message (queue INTEGER, due INTEGER, turn INTEGER, attempts INTEGER, crc INTEGER,
         frame BLOB, PRIMARY KEY (queue, due, turn)) WITHOUT ROWID;
