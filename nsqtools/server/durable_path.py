@@ -53,6 +53,7 @@ _NAMED = re.compile(
     rb"(?:(nsqd\.durable\.\d+\.db) is a copy\n)?"
 )
 _DATABASE = re.compile(r"nsqd\.durable\.\d+\.db(?:\.(orphan|damaged)\.\d+)?")
+_UNFINISHED = re.compile(rf"nsqd\.durable\.\d+(?:\.log)?{re.escape(UNFINISHED)}(?:-\w+)?")
 _NUMBER = re.compile(r"nsqd\.durable\.(\d+)\..*")
 _MAX_COPIES = 5  # damaged databases to keep: each copy may be large
 # Linux takes the times of files from the last timer tick, which is up to 10 ms old at 100 Hz.
@@ -381,8 +382,10 @@ class DurablePath:
             with suppress(OSError):  # neither is needed, so a full disk does not matter
                 remove_database(copy)
                 self._name(path)
-        for unfinished in self._path.glob(f"nsqd.durable.*{UNFINISHED}*"):
-            unfinished.unlink()
+        # The pattern is exact, because the name of a topic, and of its files, may begin like this.
+        for unfinished in self._path.iterdir():
+            if _UNFINISHED.fullmatch(unfinished.name):
+                unfinished.unlink()
 
     def set_aside(self, path: Path, kind: str) -> Path:
         """Rename a closed database and its log; return the new name."""

@@ -112,6 +112,17 @@ def test_a_second_database_is_kept_and_an_unfinished_one_removed(
     assert recovered_bodies(left, run_nsq) == BODIES
 
 
+def test_a_topic_named_like_an_unfinished_database_keeps_its_messages(
+    tmp_path: Path, serve: Serve, run_nsq: RunNsq
+) -> None:
+    plain = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0"))
+    plain.publish("nsqd.durable.1.new", *BODIES)
+    plain.stop()
+    assert run_nsq(["nsqd", "--recover-only", "--durable", f"--data-path={tmp_path}"]).status == 0
+    nsqd = serve(EmbeddedServer(tmp_path, "-durable"))
+    assert nsqd.depth("nsqd.durable.1.new") == len(BODIES)
+
+
 @pytest.mark.parametrize("flags", [[], ["--durable"]], ids=["export", "adopt"])
 def test_queue_files_with_other_messages_are_kept(
     left: Path, tmp_path: Path, serve: Serve, run_nsq: RunNsq, flags: list[str]
