@@ -110,7 +110,7 @@ UNFINISHED = ".new"
 _INSERT_COUNT = 2000
 # Rows of a queue that one transaction moves when they are due, or drops: a bound on its duration.
 BATCH_COUNT = 1000
-_BATCH_BYTES = 4 << 20  # frames in memory while a new file is written
+_BATCH_BYTES = 4 << 20  # of messages in memory while they are copied or printed
 # The size of the log at which it is brought into the file. A start reads the whole log.
 _WAL_BYTES = 8 << 20
 # Free pages that the file keeps for the next messages, 8 MiB: a short backlog does not resize it.
@@ -402,7 +402,7 @@ class Database:
             _ADD_QUEUE, [(n, name, p, _name_crc(n, name)) for n, name, p, *_ in queues]
         )
         numbers: dict[int, int] = {}  # of bodies, by that in the old file
-        for batch in _batches(rows):
+        for batch in bounded_batches(rows, lambda stored: len(stored.row[4])):
             run("BEGIN")
             self._insert([stored.row for stored in batch if stored.body is None], _INSERT_NEW)
             for (*key, frame), body, head, data in batch:
@@ -827,16 +827,18 @@ def create_database(path: Path, queues: Iterable[DurableQueue], rows: Iterable[S
     sync_folder(path.parent)
 
 
-def _batches(rows: Iterable[StoredRow]) -> Iterator[list[StoredRow]]:
-    batch: list[StoredRow] = []
+def bounded_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield messages in groups of at most `BATCH_COUNT`, and a few megabytes."""
+    batch: list[T] = []
     size = 0
-    for stored in rows:
-        batch.append(stored)
-        size += len(stored.row[4])
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
         if len(batch) == BATCH_COUNT or size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
-    yield batch
+    if batch:
+        yield batch
 
 
 # -- the log that a kill left ----------------------------------------------------------------------

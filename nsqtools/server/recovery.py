@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from nsqtools.errors import NotFoundError
@@ -21,6 +21,7 @@ from nsqtools.server.durable_database import (
     DurableQueue,
     MessageRow,
     all_rows,
+    bounded_batches,
     read_queues,
     remove_database,
 )
@@ -49,7 +50,6 @@ from nsqtools.server.stored_queues import (
 )
 
 _MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE  # the largest length of a record is an int32
-_BATCH_COUNT = 1000  # messages in memory
 
 
 def move_messages(options: NsqdOptions, log: DaemonLog) -> None:
@@ -94,7 +94,7 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
             existing={},
         )
         rows = all_rows(path, queue.number)
-        while batch := list(islice(rows, _BATCH_COUNT)):
+        for batch in bounded_batches(rows, lambda row: len(row[4])):
             disk.put([encoded(with_attempts(frame, made) for _, _, _, made, frame in batch)])
             written += len(batch)
             for _, due_ns, _, _, frame in batch:

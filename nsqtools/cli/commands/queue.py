@@ -35,7 +35,6 @@ DataPath = Annotated[
 
 _QUEUES = "topic channel messages deferred bytes oldest newest files state memory"
 QUEUES = tuple(_QUEUES.split())
-BATCH_MESSAGES = 1000
 
 
 def https_settings(
@@ -181,6 +180,7 @@ def cat(
         nsq queue cat /var/lib/nsqd -t clicks -c archive -n 10
         nsq queue cat /var/lib/nsqd -t clicks --where '.status >= 500' --json
     """
+    from nsqtools.server.durable_database import bounded_batches
     from nsqtools.server.stored_queues import READ, SET_ASIDE, StoredQueues, digest
 
     damage, unjudged = DamageReporter(runtime), UnjudgedReporter(runtime, keep)
@@ -203,7 +203,7 @@ def cat(
                         yield message
 
         messages = islice(waiting(), count)
-        while batch := list(islice(messages, BATCH_MESSAGES)):
+        for batch in bounded_batches(messages, lambda message: message.size):
             runtime.write(encode(topic, nsqd, batch))
     return unjudged.sum_up() or damage.status
 
@@ -327,13 +327,14 @@ def write_archive(
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.records.envelope import encode_many
     from nsqtools.records.naming import EXTENSIONS, Codec
+    from nsqtools.server.durable_database import bounded_batches
 
     written, parent = path, path.absolute().parent
     total = 0
     codec = next((codec for codec in EXTENSIONS if path.suffix == EXTENSIONS[codec]), Codec.NONE)
     with scratch_directory(".nsq-recover-", parent) as drafts:
         file = PartFile(drafts / path.name, 0o640, members_of(codec), time.time())
-        while batch := list(islice(messages, BATCH_MESSAGES)):
+        for batch in bounded_batches(messages, lambda item: item[1].size):
             for topic, message in batch:
                 file.append(encode_many(topic, nsqd, [message]))
             times = [message.timestamp_ns for _, message in batch]
