@@ -493,6 +493,7 @@ class _Connection(asyncio.Protocol):
         self._body: bytes | bytearray = b""  # which may come in a million chunks
         self._body_size = 0
         self._declared = -1
+        self._is_awaited = False  # whether _CONTINUE is due after the answers to earlier requests
         self._repeated: dict[str, list[str]] = {}  # fields whose name came again
         self._head_size = 0  # bytes that came since the last of a body
         self._is_between_requests = True  # whether the parser has no part of a request
@@ -714,7 +715,9 @@ class _Connection(asyncio.Protocol):
         if length > 0 or "transfer-encoding" in request.headers:
             if not 0 < max(length, 1) <= request.limit:
                 self._refuse_body(request)
-            if not self._requests and self._task is None:
+            if self._requests or self._task is not None:
+                self._is_awaited = True
+            else:
                 self._transport.write(_CONTINUE)
 
     def _refuse_body(self, request: Request) -> None:
@@ -754,6 +757,7 @@ class _Connection(asyncio.Protocol):
         self._request = None
         self._target, self._headers, self._body = b"", {}, b""
         self._body_size = self._head_size = 0
+        self._is_awaited = False  # the body came without it
         self._waits_for_s = 0.0  # the next request has its own time
         self._is_between_requests = True
 
@@ -778,6 +782,9 @@ class _Connection(asyncio.Protocol):
         self._note()
         if self._requests or self._task is not None:
             return  # the end of that task calls this again
+        if self._is_awaited:
+            self._is_awaited = False
+            self._transport.write(_CONTINUE)
         if self._farewell is not None:
             self._transport.write(self._farewell)
             self._farewell = None

@@ -539,6 +539,19 @@ def test_answers_keep_their_order_and_reach_a_half_closed_client(nsqd: EmbeddedS
     assert [data for _, data in answers] == [b"OK", b"CLOSE_WAIT"]
 
 
+def test_a_pipelined_request_is_told_to_continue_after_the_answers_before_it(
+    nsqd: EmbeddedServer,
+) -> None:
+    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+    with RawClient(nsqd.http_address, magic=b"") as client:
+        client.send(head + b"\r\na" + head + b"Expect: 100-continue\r\n\r\n")
+        with client.socket.makefile("rb") as answers:
+            while not answers.readline().endswith(b"HTTP/1.1 100 Continue\r\n"):
+                pass
+        client.send(b"b")
+        wait_until(lambda: nsqd.depth("t") == 2, what="both are published")
+
+
 def test_pipelined_http_requests_are_answered_in_order(nsqd: EmbeddedServer) -> None:
     def post(target: bytes, body: bytes) -> bytes:
         head = b"POST /%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (target, len(body))
