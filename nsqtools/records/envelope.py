@@ -28,12 +28,14 @@ import codecs
 import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from nsqtools.errors import NsqError
 from nsqtools.protocol.text import INT64, escape_text
+
+T = TypeVar("T")
 
 
 class RecordFormat(Enum):
@@ -260,3 +262,22 @@ def encode_lines(
         bodies = map(escape_text, bodies)
     head = topic.encode() + b" | " if print_topic else b""
     return head + (delimiter + head).join(bodies) + delimiter
+
+
+# Of messages in memory while they are printed or copied.
+_BATCH_COUNT = 1000
+_BATCH_BYTES = 4 << 20
+
+
+def bounded_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield messages in groups of at most 1,000, and a few megabytes."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
+        if len(batch) == _BATCH_COUNT or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -47,6 +47,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, sync_folder
 from nsqtools.files.opening import data_offsets, open_to_read
 from nsqtools.protocol.frames import ID_LENGTH
+from nsqtools.records.envelope import bounded_batches
 from nsqtools.server.queues.message_buffer import BackendError
 from nsqtools.server.queues.queued_message import BODY_AT, with_attempts
 
@@ -110,7 +111,6 @@ UNFINISHED = ".new"
 _INSERT_COUNT = 2000
 # Rows of a queue that one transaction moves when they are due, or drops: a bound on its duration.
 BATCH_COUNT = 1000
-_BATCH_BYTES = 4 << 20  # of messages in memory while they are copied or printed
 # The size of the log at which it is brought into the file. A start reads the whole log.
 _WAL_BYTES = 8 << 20
 # Free pages that the file keeps for the next messages, 8 MiB: a short backlog does not resize it.
@@ -825,20 +825,6 @@ def create_database(path: Path, queues: Iterable[DurableQueue], rows: Iterable[S
     finally:
         remove_database(unfinished)
     sync_folder(path.parent)
-
-
-def bounded_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield messages in groups of at most `BATCH_COUNT`, and a few megabytes."""
-    batch: list[T] = []
-    size = 0
-    for item in items:
-        batch.append(item)
-        size += size_of(item)
-        if len(batch) == BATCH_COUNT or size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 # -- the log that a kill left ----------------------------------------------------------------------

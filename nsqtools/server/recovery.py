@@ -16,12 +16,12 @@ from nsqtools.files.durable import copy_file, replace_file, sync_folder
 from nsqtools.files.opening import closing_fd
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.text import counted
+from nsqtools.records.envelope import bounded_batches
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
     DurableQueue,
     MessageRow,
     all_rows,
-    bounded_batches,
     read_queues,
     remove_database,
 )

@@ -36,6 +36,20 @@ WATCH_S = patience_s(300.0)
 NEED_A_PROCESS = {"bench", "demo", "spark", "work"}  # they start processes, a JVM or users' code
 
 
+# A small program starts the command: a process counts the memory of the program that started it.
+_PEAK_KB = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def peak_kb_of(*arguments: str) -> int:
+    """Run ``nsq``, which succeeds, and return the largest memory that it had, in KiB."""
+    command = (sys.executable, "-c", _PEAK_KB, *NSQ, *arguments)
+    return int(subprocess.check_output(command, stderr=subprocess.DEVNULL))
+
+
 class Given(registry.Command):
     """A command whose function is given instead of imported."""
 

@@ -47,7 +47,7 @@ from nsqtools.cli.render.output import (
 from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS, counted, utc_text
-from nsqtools.records.envelope import Envelope
+from nsqtools.records.envelope import Envelope, bounded_batches
 
 if TYPE_CHECKING:
     from nsqtools.archive.finding import ArchiveFile
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from nsqtools.cli.render.documents import Repaired, RepairedFile
 
 
-LINES_PER_WRITE = 1000
 BODIES_PER_BATCH = 1000
 ARCHIVES = ("file", "messages", "topics", "first", "last", "bytes", "format", "state")
 
@@ -201,7 +200,7 @@ def cat(
         if is_within(message) and topics(message) and (keep is None or keep(message))
     )
     encoded = map(encode, itertools.islice(messages, count))
-    while lines := list(itertools.islice(encoded, LINES_PER_WRITE)):
+    for lines in bounded_batches(encoded, len):
         runtime.write(b"".join(lines))
     report_timeless(runtime, timeless)
     if count is None:

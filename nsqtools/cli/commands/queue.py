@@ -180,7 +180,7 @@ def cat(
         nsq queue cat /var/lib/nsqd -t clicks -c archive -n 10
         nsq queue cat /var/lib/nsqd -t clicks --where '.status >= 500' --json
     """
-    from nsqtools.server.durable_database import bounded_batches
+    from nsqtools.records.envelope import bounded_batches
     from nsqtools.server.stored_queues import READ, SET_ASIDE, StoredQueues, digest
 
     damage, unjudged = DamageReporter(runtime), UnjudgedReporter(runtime, keep)
@@ -325,9 +325,8 @@ def write_archive(
     from nsqtools.archive.members import members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish_part
     from nsqtools.files.scratch import scratch_directory
-    from nsqtools.records.envelope import encode_many
+    from nsqtools.records.envelope import bounded_batches, encode_many
     from nsqtools.records.naming import EXTENSIONS, Codec
-    from nsqtools.server.durable_database import bounded_batches
 
     written, parent = path, path.absolute().parent
     total = 0

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as pq
 from plugins.archives import BEGIN_NS, numbered, write_archive
-from plugins.cli import RunNsq, TerminalNsq
+from plugins.cli import RunNsq, TerminalNsq, peak_kb_of
 
 from nsqtools.archive.layout import index_of
-from nsqtools.records.envelope import encode_many
+from nsqtools.records.envelope import Envelope, encode_many
 
 
 def test_changed_bytes_of_a_table_are_reported_once_with_a_remedy(
@@ -76,6 +76,13 @@ def test_on_a_terminal_messages_are_colored(nsq_on_a_terminal: TerminalNsq, tmp_
     write_archive(tmp_path / "clicks.log", numbered(0, 1))
     child = nsq_on_a_terminal(["archive", "cat", str(tmp_path), "--color=always"])
     child.expect_exact('{\x1b[34m"topic"\x1b[0m: \x1b[32m"clicks"\x1b[0m, ')
+
+
+def test_cat_takes_little_memory_for_long_messages(tmp_path: Path) -> None:
+    path = tmp_path / "lines.log"
+    message = Envelope("clicks", "n:4150", b"0" * 16, 1, 1, b"x" * 1_000_000)
+    path.write_bytes(encode_many("clicks", "n:4150", [message] * 60))
+    assert peak_kb_of("archive", "cat", str(path)) < 110_000
 
 
 def test_verify_takes_bounded_memory_for_a_gzip_bomb_and_many_problems(

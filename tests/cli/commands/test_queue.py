@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.cli import NSQ, RunNsq
+from plugins.cli import RunNsq, peak_kb_of
 from plugins.disks import state_of
 from plugins.raw_client import RawClient
 from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd, Serve
@@ -291,14 +291,6 @@ def test_an_endless_nsqd_dat_is_reported(stopped: Path, run_nsq: RunNsq) -> None
     assert "ch" in [row["channel"] for row in json.loads(listed.out)]
 
 
-# A small program starts the command: a process counts the memory of the program that started it.
-PEAK_KB = """
-import resource, subprocess, sys
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-"""
-
-
 @pytest.mark.parametrize("command", ["queue cat", "queue recover", "nsqd --recover-only"])
 def test_long_messages_take_little_memory(command: str, serve: Serve, tmp_path: Path) -> None:
     (path := tmp_path / "data").mkdir()
@@ -311,6 +303,4 @@ def test_long_messages_take_little_memory(command: str, serve: Serve, tmp_path: 
         "queue recover": [str(path), "-o", str(tmp_path / "all.log"), "--all"],
         "nsqd --recover-only": [f"--data-path={path}"],
     }
-    arguments = [*NSQ, *command.split(), *flags[command]]
-    peak = [sys.executable, "-c", PEAK_KB, *arguments]
-    assert int(subprocess.check_output(peak, stderr=subprocess.DEVNULL)) < 110_000
+    assert peak_kb_of(*command.split(), *flags[command]) < 110_000
