@@ -70,11 +70,12 @@ class Client(NamedTuple):
     common_name: str = ""
 
 
-class Pattern(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pattern:
     """A pattern for whole names; ``text`` is anchored."""
 
     text: str
-    matches: Matcher
+    matches: Matcher = field(compare=False)  # a new object after each reload
 
 
 class Grant(NamedTuple):

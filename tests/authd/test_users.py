@@ -1,5 +1,7 @@
 """The users file: what an entry allows, and errors with their line."""
 
+import sys
+
 import pytest
 
 from nsqtools.authd.users import Client, Users, convert_permissions, hash_token, parse_users
@@ -50,6 +52,16 @@ def test_a_publisher_sees_all_channels_of_a_topic_and_a_subscriber_its_own() -> 
     assert subscriber.sees("x", "c")
     assert not subscriber.sees("x", "anything")
     assert not subscriber.sees("y")
+
+
+def test_users_whose_entry_is_the_same_after_a_reload_are_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or their open pages of nsq web would begin again. With re2 some patterns are cached."""
+    monkeypatch.setitem(sys.modules, "re2", None)
+    before, after = (users(ANN).by_name for _ in range(2))
+    assert before == after
+    assert set(before.values()) == set(after.values())
 
 
 @pytest.mark.parametrize(
