@@ -242,7 +242,12 @@ class HttpSink:
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""
         self._report = report  # the same function for all parts
-        self._pool.call_soon(lambda: self._gather(parcel))
+
+        def send() -> None:
+            self._gather(parcel)
+            self._send_pending()
+
+        self._pool.call_soon(send)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` when the thread of the pool has failed."""
@@ -256,6 +261,7 @@ class HttpSink:
             self._linger_s = 0.0
             for key in list(self._open_batches):
                 self._send_batch(key)
+            self._send_pending()
 
         self._pool.call_soon(send_all)
 
@@ -309,6 +315,7 @@ class HttpSink:
     # -- sending --------------------------------------------------------------------------------
 
     def _begin(self, exchange: _Exchange) -> None:
+        """Queue a request for `_send_pending`."""
         if self._settings.mode is EndpointMode.ALL:
             holders = self._partial.holders(exchange.parcels)
             exchange.lacking = [circuit for circuit in self._circuits if circuit not in holders]
@@ -316,7 +323,6 @@ class HttpSink:
                 self._finish(exchange, DELIVERED)
                 return
         self._pending.append(exchange)
-        self._send_pending()
 
     def _send_pending(self) -> None:
         while self._pending and self._under_way.total() < self._settings.concurrency:

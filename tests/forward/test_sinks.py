@@ -196,6 +196,19 @@ def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
         builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
 
 
+def test_many_invalid_batches_behind_a_slow_endpoint_are_all_refused() -> None:
+    """Each one is refused when its turn comes, without a call inside that of the one before."""
+    pool, report = Mock(call_soon=lambda call: (call(), pool.start.call_args.args[1]())), Mock()
+    builder = RequestBuilder(content_type="", batch=BatchForm.JSON)
+    settings = HttpSettings(concurrency=1, batch_count=2, linger_s=9.0)
+    sink = HttpSink([Endpoint("http://a/")], builder, settings, pool)
+    for body in (b"1", b"2", *[b"not JSON"] * 1000):
+        sink.submit(parcel_of(body), report)
+    answer_last(pool, 200)
+    fates = [call.args[1].fate for call in report.call_args_list]
+    assert (fates.count(Fate.REFUSED), fates.count(Fate.DELIVERED)) == (1000, 1)
+
+
 @pytest.mark.parametrize("rules", [["404=retry", "4xx=drop"], ["4XX=drop", "404=retry"]])
 def test_a_single_status_overrides_its_class_in_any_order(rules: list[str]) -> None:
     policy = parse_policy(rules)
