@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from nsqtools.client.connecting import RetryDelays
@@ -430,12 +430,15 @@ class _Run(_Worker):
         self.since = now
         self.work.append(work)
         try:
-            with _open_memory_file(stdin_data) as stdin:
+            with _memory_file(stdin_data) as stdin:
                 if not self.fds:
                     self.open()
-                self.start(words, environ, [stdin.fileno(), *self.theirs])
+                self.start(words, environ, [stdin, *self.theirs])
         except OSError as exc:
-            self.sink.report(self.work.popleft(), self.cannot_start(exc.errno))
+            outcome = self.cannot_start(exc.errno)
+            if exc.errno == errno.EFBIG:  # `ulimit -f` excludes this body, but not others
+                outcome = outcome._replace(fate=Fate.FAILED, may_split=True)
+            self._answer(self.work.popleft(), outcome)
 
     def settle(self, status: int, error: int) -> None:
         if self.sink.is_stopping and (status or error):
@@ -556,15 +559,19 @@ def _find_fault(settings: ExecSettings, bodies: Sequence[bytes]) -> str:
     return ""
 
 
-def _open_memory_file(data: bytes) -> IO[bytes]:
-    """Return an anonymous file with these bytes, positioned at the beginning."""
+@contextlib.contextmanager
+def _memory_file(data: bytes) -> Iterator[int]:
+    """Open an anonymous file with these bytes, positioned at the beginning. Raises ``OSError``."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("message"), "r+b", buffering=0)
     else:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-    file.write(data)
-    file.seek(0)
-    return file
+    with file:
+        unwritten = memoryview(data)
+        while unwritten:  # a write ends early at 2 GiB, at `ulimit -f`, and on a full disk
+            unwritten = unwritten[file.write(unwritten) :]
+        file.seek(0)
+        yield file.fileno()
 
 
 def _parse_answer(line: bytes) -> Outcome | None:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import queue
+import resource
 import signal
 import socket
 import threading
@@ -114,6 +115,18 @@ def test_a_failed_pipe_does_not_block_later_commands(
     monkeypatch.setattr(os, "pipe", scarce)
     ended = outcomes_of(sink, parcel_of(b"1"), parcel_of(b"1"))
     assert [outcome.fate for _, outcome in ended] == [Fate.UNREACHABLE, Fate.DELIVERED]
+
+
+def test_a_body_beyond_the_limit_of_file_sizes_is_not_cut_off() -> None:
+    """The standard input of a command is a file in memory, to which `ulimit -f` applies."""
+    sink = ExecSink(ExecSettings("/bin/cat", ("cat",), "run"), Mock())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        [(_, outcome)] = outcomes_of(sink, parcel_of(b"x" * 5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (outcome.fate, outcome.error) == (Fate.FAILED, "cannot start cat (File too large)")
 
 
 def test_only_messages_that_the_command_received_are_delivered() -> None:
