@@ -63,6 +63,10 @@ CHOICES = {
 }
 
 
+# Unlike zsh and fish, bash inserts completions as they are.
+_SPECIAL = re.compile(r"[^\w.:/=,+@%#-]")
+
+
 class Completion(NamedTuple):
     """Completions of the word at the cursor, each with its help.
 
@@ -79,9 +83,9 @@ def complete_line(arguments: Sequence[str]) -> int:
     if len(arguments) < 3:
         raise ConfigurationError("the completion scripts of bash, zsh and fish call this")
     shell, *words = arguments
-    cut = 0
+    cut, quote = 0, ""
     if shell == "bash":
-        words, cut = split_line(*words)
+        words, cut, quote = split_line(*words)
     *previous, current = words
     completions, kind, prefix = complete_words(previous[1:], current)
     lines = [f"{kind} {len(prefix)}"]
@@ -91,13 +95,16 @@ def complete_line(arguments: Sequence[str]) -> int:
         elif shell == "fish":
             lines.append(f"{prefix}{word}\t{help}")
         elif (prefix + word).startswith(current):
-            lines.append((prefix + word)[cut:])
+            completed = (prefix + word)[cut:]
+            lines.append(completed if quote else _SPECIAL.sub(r"\\\g<0>", completed))
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
-def split_line(line: str, breaks: str) -> tuple[list[str], int]:
-    """Return the words of a line without quotes, and the index of the last word break of bash."""
+def split_line(line: str, breaks: str) -> tuple[list[str], int, str]:
+    """Return the words of a line without quotes, the index of the last word break of bash, and the
+    quote that is open at the end.
+    """
     words, cut, quote, is_escaped = [""], 0, "", False
     for character in line:
         if is_escaped or (quote and character != quote and (character != "\\" or quote == "'")):
@@ -113,7 +120,7 @@ def split_line(line: str, breaks: str) -> tuple[list[str], int]:
         else:
             words[-1] += character
             cut = len(words[-1]) if character in breaks else cut
-    return words, cut
+    return words, cut, quote
 
 
 def complete_words(words: Sequence[str], current: str) -> Completion:

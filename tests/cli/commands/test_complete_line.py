@@ -207,6 +207,26 @@ def test_names_come_from_the_cluster_of_the_options_or_the_profile(
     assert nodes in ({nsqd.http_address}, {port})  # bash replaces what follows the colon
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("-P a", r"a\ b\;c"),
+        (r"-P a\ ", r"a\ b\;c"),
+        ("-P 'a", "a b;c"),
+        ('--profile="a', "a b;c"),
+        ("--profile=", r"a\ b\;c"),
+    ],
+)
+def test_bash_gets_names_with_special_characters_in_its_syntax(
+    run_nsq: RunNsq, nsq_env: dict[str, str], typed: str, completed: str
+) -> None:
+    config = Path(nsq_env["HOME"], ".config/nsqtools/config.toml")
+    config.parent.mkdir(parents=True)
+    config.write_text('[profiles."a b;c"]\n')
+    status, out, _ = run_nsq(["__complete_line", "bash", f"nsq tail {typed}", "="])
+    assert (status, out.decode().splitlines()[1:]) == (0, [completed])
+
+
 def test_an_unresponsive_cluster_gives_no_candidates_and_no_output(
     shell: Shell, deaf_address: str, tmp_path: Path
 ) -> None:
