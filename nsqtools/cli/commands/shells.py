@@ -17,6 +17,7 @@ from typer import Argument
 
 from nsqtools.cli.main import SCRIPTS, UTILITIES, packaged_text
 from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.running.runtime import write_whole
 from nsqtools.errors import ConfigurationError, OutputError
 
 
@@ -68,7 +69,8 @@ def compat(
             raise ConfigurationError(
                 "give --install DIR, or explain UTILITY FLAG ...", hint="See nsq compat --help."
             )
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    # A line may have names of files, which need not be text.
+    write_whole(sys.stdout.fileno(), os.fsencode("".join(f"{line}\n" for line in lines)))
 
 
 # The flags behind the words belong to the utility.

@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from plugins.cli import SpawnNsq
 
 from nsqtools.cli.commands import compat
 from nsqtools.cli.commands.compat import go_main
@@ -37,6 +38,14 @@ def test_links_point_to_the_program_and_replace_no_other_file(
     monkeypatch.setattr(sys, "argv", ["/lib/nsqtools/__main__.py"])  # as with python -m
     with pytest.raises(ConfigurationError, match=r"__main__\.py is not the program nsq"):
         make_links(links)
+
+
+def test_a_path_that_is_not_text_is_explained_as_it_is(spawn_nsq: SpawnNsq) -> None:
+    flags = ["-topic=t", "-nsqd-tcp-address=a:1", "-output-dir=/data/\udcff"]
+    # as Python's stdout is in most locales; in the locale C it accepts everything
+    locale = {"PYTHONIOENCODING": "utf-8:strict"}
+    out, err = spawn_nsq(["compat", "explain", "nsq_to_file", *flags], env=locale).communicate()
+    assert (b"--output-dir '/data/\xff' " in out, err) == (True, b"")
 
 
 def test_a_closed_stdout_raises_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
