@@ -13,7 +13,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.cli import RunNsq
+from plugins.cli import RunNsq, SpawnNsq
 from plugins.console import Answer, MakeConsole, ask
 from plugins.raw_client import RawClient
 from plugins.waiting import patience_s, wait_until
@@ -155,6 +155,13 @@ def test_a_password_is_required_and_guesses_are_limited(
     assert len(statuses) > FREE_FAILURES
     # guesses from the same address do not lock out a user with the right password
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
+
+
+def test_a_line_of_a_user_is_utf8_in_every_locale(spawn_nsq: SpawnNsq) -> None:
+    """As the file of --auth has to be."""
+    process = spawn_nsq(["web", "--print", "password"], env={"PYTHONIOENCODING": "latin-1"})
+    out, _ = process.communicate("josé:s3cret\n".encode("latin-1"))
+    assert out.decode().startswith("josé:scrypt$")
 
 
 def test_a_browser_logs_in_and_out_by_forms(

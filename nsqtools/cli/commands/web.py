@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY, parse_listen
 from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.output import write_text
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, serving
 from nsqtools.errors import ConfigurationError
 
@@ -164,7 +165,7 @@ def _print(what: Printed, runtime: Runtime) -> int:
 
         file = "dashboard.json" if what is Printed.dashboard else "alerts.yaml"
         text = (files("nsqtools.web") / "monitoring" / file).read_text("utf-8")
-    runtime.stdout.write(text)
+    write_text(runtime, text)  # in UTF-8, as --auth reads it
     return ExitStatus.DONE
 
 
