@@ -232,6 +232,13 @@ class WebContext:
             **fields,
         )
 
+    def audit_result(self, state: str, action: str, origin: RequestOrigin, **fields: Any) -> None:
+        """Write a line about a change that has been made; an error must not fail the request."""
+        try:
+            self.audit(state, action, origin, **fields)
+        except OutputError as exc:
+            log.error("%s", exc)
+
     def log_reading(self, request: Request, topic: str, channel: str) -> None:
         """Log that a user reads messages, in the audit log too. Raises `OutputError`."""
         origin = self.origin(request)
@@ -303,11 +310,7 @@ class WebContext:
             }
             for step, error in results
         ]
-        try:
-            self.audit(state, name, origin, **names, steps=steps)
-        except OutputError as exc:
-            # The change has been made, so the request must not fail.
-            log.error("%s", exc)
+        self.audit_result(state, name, origin, **names, steps=steps)
         if state != "failed":
             self.notifier.notify(change, origin)
         return results

@@ -283,5 +283,5 @@ def _publish(
         take_messages(context, addresses, topic, channel, count, IDLE_S, publish)
     finally:
         state = "done" if done else "failed"
-        context.audit(state, "redrive", origin, **subject, messages=len(done))
+        context.audit_result(state, "redrive", origin, **subject, messages=len(done))
     return len(done)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -11,6 +12,9 @@ from plugins.browser import ServePages
 from plugins.console import Answer, ask
 from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import wait_until
+
+from nsqtools.authd.authority import AuditFile
+from nsqtools.errors import OutputError
 
 Redrive = Callable[..., Answer]
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -67,6 +71,21 @@ def test_one_or_many_dead_letters_are_redriven_by_a_plan(
         ("begun", None),
         ("done", 2),
     ]
+
+
+def test_a_full_disk_of_the_audit_log_does_not_hide_what_was_published(
+    redrive: Redrive, nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = AuditFile.write
+
+    def write_first(self: AuditFile, **fields: Any) -> None:
+        if fields["state"] != "begun":
+            raise OutputError("cannot write the audit log (No space left on device)")
+        write(self, **fields)
+
+    monkeypatch.setattr(AuditFile, "write", write_first)
+    published = redrive(is_confirmed=True, to="clicks", count="1")
+    assert (published.status, "<b>1 message</b> published" in published.text) == (200, True)
 
 
 def test_an_impossible_redrive_is_refused_and_messages_stay(redrive: Redrive, nsqd: Nsqd) -> None:
