@@ -204,7 +204,7 @@ class JSONTokens:
                     options={"require": ["exp", "aud", "iss", issuer.claim]},
                 )
                 name, expires_s = claims[issuer.claim], float(claims["exp"])
-            except (jwt.PyJWTError, ValueError, TypeError, KeyError, RecursionError):
+            except (jwt.PyJWTError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
                 continue  # each part may be any JSON
             if isinstance(name, str):
                 return Subject(name, expires_s)
