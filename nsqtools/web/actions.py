@@ -70,7 +70,7 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
     """Yield a line for the connected clients that would recreate the deleted queue."""
     consumers = sum(len(step.clients) for step in plan.steps)
     if consumers:
-        yield f"{consumers} connected consumers recreate it when they reconnect"
+        yield f"{counted(consumers, 'connected consumer')} will recreate it after a reconnect"
     if change.channel:
         return
     clients = {at: cluster.nsqd(at) for daemon, at, *_ in plan.steps if daemon == "nsqd"}
@@ -81,8 +81,8 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
         )
         if publishing:
             yield (
-                f"{publishing} connected producers have published to it on {address}, and"
-                " recreate it with the next message"
+                f"{counted(publishing, 'connected producer')} published to it on {address}, and"
+                " will recreate it with the next message"
             )
 
 

@@ -214,7 +214,7 @@ class WorkService:
         if failed := self._times.total("error"):
             line += f", {failed} failed"
         if given_up := self.consumer.stats.given_up:
-            line += f", {given_up} dead letters"
+            line += f", {counted(given_up, 'dead letter')}"
         return line
 
     @property

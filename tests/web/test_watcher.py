@@ -145,7 +145,7 @@ def test_a_plan_to_delete_names_producers_that_create_the_topic_again(
 
     assert [step.messages for step in plan.steps] == [1]
     [note] = plan.notes
-    assert note.startswith(f"1 connected producers have published to it on {nsqd.http_address}")
+    assert note.startswith(f"1 connected producer published to it on {nsqd.http_address}")
 
 
 def test_an_invalid_change_is_refused() -> None:

@@ -160,7 +160,10 @@ class ForwardOptions(Consuming):
                 totals = counters.totals
                 if self.json:
                     write_json(runtime, asdict(totals))
-                left = f"; {forwarder.left} of them were not redelivered" if forwarder.left else ""
+                verb = "was" if forwarder.left == 1 else "were"
+                left = (
+                    f"; {forwarder.left} of them {verb} not redelivered" if forwarder.left else ""
+                )
                 runtime.info(f"nsq: {summarize(totals)}{left}")
         if forwarder.falls_short:
             return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
@@ -175,7 +178,7 @@ def summarize(totals: ForwardTotals) -> str:
     for name, words in (
         ("filtered", "filtered out"),
         ("unjudged", "not judged"),
-        ("dead_lettered", "dead letters"),
+        ("dead_lettered", "dead letter" if totals.dead_lettered == 1 else "dead letters"),
         ("dropped", "dropped"),
         ("requeued", "requeued"),
         ("repeated", "sent again and perhaps doubled"),

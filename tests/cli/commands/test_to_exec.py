@@ -144,7 +144,7 @@ for line in sys.stdin:
 
     result = run("-n", "5", "--persistent", *letters, script=script)
 
-    assert result.err.endswith("nsq: 4 delivered, 1 dead letters\n")
+    assert result.err.endswith("nsq: 4 delivered, 1 dead letter\n")
     assert set(handled.read_text().split()) >= {"a", "b", "c", "d"}
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
@@ -180,7 +180,7 @@ def test_a_command_that_times_out_is_ended_with_its_children(
     result = run("-n", "1", *options, shell=shell)
 
     assert f"sh took longer than {limit} s" in result.err
-    assert result.err.endswith("1 dead letters\n")
+    assert result.err.endswith("1 dead letter\n")
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
 
 

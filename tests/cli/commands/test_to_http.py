@@ -297,7 +297,7 @@ def test_mode_all_delivers_to_each_endpoint_independently(
 
     source.publish(TOPIC, *BODIES)
     result = forward("-n", "3", *batch, "4xx=dead-letter", *LETTERS, *urls)
-    assert "nsq: 2 delivered, 1 dead letters" in result.err
+    assert "nsq: 2 delivered, 1 dead letter" in result.err
     for server in (late, good):
         assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
 

@@ -84,7 +84,7 @@ def test_commands_start_with_default_signals_and_keep_their_status(
     ]
     assert numbers == {"SigBlk:": 0, "SigIgn:": sum(1 << number - 1 for number in ignored)}
     assert b"sh ended with status 3" in err
-    assert b"1 dead letters" in err
+    assert b"1 dead letter" in err
 
 
 INIT = """
