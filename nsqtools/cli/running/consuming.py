@@ -83,6 +83,8 @@ class Consuming(OptionSet):
     def check(self) -> None:
         if not self.topics and self.topic_pattern is None:
             raise ConfigurationError("no topic given", hint="Give --topic or --topic-pattern.")
+        if self.topic_pattern == "":  # the unset variable of a script would match every topic
+            raise ConfigurationError("--topic-pattern is empty", hint="For every topic write '.'.")
 
     @property
     def topics(self) -> tuple[str, ...]:
