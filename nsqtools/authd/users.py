@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 from nsqtools.authd.passwords import as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.go_regexp import Matcher, compile_go_regexp
+from nsqtools.protocol.names import is_valid_name
 
 TOKEN_PREFIX = "sha256$"
 ANYTHING = ".*"
@@ -146,7 +147,13 @@ class User:
         return None
 
     def sees(self, topic: str, channel: str | None = None) -> bool:
-        """Return whether the user may see a topic, or a channel of it."""
+        """Return whether the user may see a topic, or a channel of it.
+
+        A daemon may send names that NSQ does not allow. They match nothing, and re2 raises an error
+        for those that are not UTF-8.
+        """
+        if not all(map(is_valid_name, filter(None, (topic, channel)))):
+            return False
         return bool(self.grant_to_publish(topic) or self.grant_to_subscribe(topic, channel))
 
 

@@ -37,6 +37,13 @@ def test_only_names_that_the_user_may_see_are_listed() -> None:
     assert visible_names(BOB, ["audit", "billing"], "orders") == ["audit"]
 
 
+def test_names_that_nsq_does_not_allow_are_left_out() -> None:
+    """One of them must not end the answer for all topics of a user who may see everything."""
+    ann = parse_users("[users.ann]\njwt = true\npublish = ['.*']", "").by_name["ann"]
+    assert visible_names(ann, ["orders", "\ud800", "a b"]) == ["orders"]
+    assert visible_names(ann, ["audit", "\ud800"], "orders") == ["audit"]
+
+
 def test_nodes_have_only_topics_of_the_user_and_no_http_port() -> None:
     one = {"producers": [nsqd(1, ["hr", "orders"], [True, False]), nsqd(5, ["hr"], [False])]}
     other = {"producers": [nsqd(1, ["orders", "hr"], [True, False])]}
