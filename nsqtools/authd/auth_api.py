@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from nsqtools.authd.authority import Audit, Authority, Identity
 from nsqtools.authd.passwords import TooManyFailures
@@ -100,7 +100,7 @@ class AuthApi:
             {
                 "ttl": ttl_s,
                 "identity": name,
-                "identity_url": self._settings.identity_url.replace("{user}", name),
+                "identity_url": self._settings.identity_url.replace("{user}", quote(name, safe="")),
                 "authorizations": [grant.as_authorization() for grant in identity.user.grants],
             }
         )

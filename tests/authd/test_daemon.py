@@ -158,6 +158,13 @@ def test_an_answer_to_nsqd_has_all_of_its_fields(start_authd: StartAuthd) -> Non
     assert authd.auth("").status == 401
 
 
+def test_the_url_of_a_page_has_the_name_of_its_user_encoded(start_authd: StartAuthd) -> None:
+    authd = start_authd()
+    authd.users.write_text(USERS.replace("[users.bob]", '[users."team/b&b"]'))
+    wait_until(lambda: "b&b" in authd.auth("secret=bob%27s").json()["identity"], what="a reload")
+    assert authd.auth("secret=bob%27s").json()["identity_url"] == "http://people/team%2Fb%26b"
+
+
 def test_users_see_only_their_part_of_the_cluster(
     start_authd: StartAuthd,
     lookupd: GoNsqlookupd,
