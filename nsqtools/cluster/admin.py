@@ -40,7 +40,7 @@ from nsqtools.cluster.inventory import (
 from nsqtools.cluster.topics import merge_names, select_names, unreachable_suffix
 from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
-from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.names import LOOKUPD_TCP_PORT, check_channel, check_topic, parse_address
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
 from nsqtools.protocol.text import counted
 
@@ -385,7 +385,8 @@ def get_option(cluster: Cluster, name: str) -> Answers[Any]:
 def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
     """Change an option of every nsqd; the answers are the new values.
 
-    Addresses are separated by commas. Raises `ConfigurationError` for a value that nsqd refuses.
+    Addresses are separated by commas. Raises `ConfigurationError` for an invalid address, and for a
+    value that nsqd refuses.
     """
     option = _option(name)
     if option not in CHANGEABLE:
@@ -394,7 +395,9 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
             hint=f"These can: {', '.join(CHANGEABLE)}.",
         )
     if option == ADDRESSES:
-        value = json.dumps([text.strip() for text in value.split(",") if text.strip()])
+        # nsqd takes any text, and then tries in vain to connect to it.
+        texts = filter(None, map(str.strip, value.split(",")))
+        value = json.dumps([str(parse_address(text, LOOKUPD_TCP_PORT)) for text in texts])
     return _ask(
         cluster,
         lambda nsqd: nsqd.set_config(option, value),
