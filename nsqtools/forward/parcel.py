@@ -22,6 +22,7 @@ from zlib import crc32
 
 from nsqtools.client.attempts import MessageKey, keys_of
 from nsqtools.client.connecting import RetryDelays
+from nsqtools.client.handling import check_count
 from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike
@@ -221,9 +222,12 @@ class ThreadedSink(ABC):
 
     An exception of `deliver` is `Fate.FAILED`. The parcel is tried again in halves until the bad
     message is alone; that message is requeued, and becomes a dead letter after max_attempts.
+
+    Raises `ConfigurationError` for a number of threads below 1.
     """
 
     def __init__(self, threads: int = 1) -> None:
+        check_count("threads", threads)
         self._parts = SimpleQueue[tuple[Parcel, Report] | None]()
         self._count = threads
         self._threads: list[threading.Thread] = []

@@ -154,6 +154,16 @@ def test_a_part_reported_twice_counts_once(
     assert "Scripted reported a part twice" in caplog.text
 
 
+@pytest.mark.parametrize("threads", [0, -1, "2"])
+def test_a_sink_without_a_thread_is_refused(threads: Any) -> None:
+    class Idle(ThreadedSink):
+        def deliver(self, parcel: Parcel) -> Outcome:
+            return DELIVERED
+
+    with pytest.raises(ConfigurationError, match="threads must be a whole number >= 1"):
+        Idle(threads)
+
+
 class Hanging(ThreadedSink):
     def __init__(self) -> None:
         super().__init__(threads=2)
