@@ -203,8 +203,8 @@ def listing_form(
     json: Json = False,
 ) -> Form:
     """Return the form. Raises `ConfigurationError` if ``--json`` and ``--output`` contradict."""
-    if json and output not in (None, FormKind.json):
-        raise ConfigurationError("--json and --output contradict each other")
+    if json and output is not None and output is not FormKind.json:
+        raise ConfigurationError(f"--output {output.value} excludes --json and --jq")
     names = [name.strip() for name in (columns or "").split(",")]
     kind = FormKind.json if json else output
     return Form(kind, tuple(filter(None, names)), headed=not no_header)
