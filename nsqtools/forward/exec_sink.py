@@ -33,6 +33,7 @@ from typing import IO, Any, NamedTuple
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import max_attempts_of
 from nsqtools.errors import OutputError
+from nsqtools.files.durable import write_all
 from nsqtools.forward.command_starter import EndedCommand, Starter
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, as_sent
 from nsqtools.protocol.text import escape_line
@@ -567,9 +568,7 @@ def _memory_file(data: bytes) -> Iterator[int]:
     else:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
     with file:
-        unwritten = memoryview(data)
-        while unwritten:  # a write ends early at 2 GiB, at `ulimit -f`, and on a full disk
-            unwritten = unwritten[file.write(unwritten) :]
+        write_all(file.fileno(), data)  # a write may end early, for example at `ulimit -f`
         file.seek(0)
         yield file.fileno()
 
