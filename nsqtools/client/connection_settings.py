@@ -98,9 +98,12 @@ def resolve_options(given: Iterable[SourcedOption]) -> dict[str, SourcedOption]:
         try:
             _, value = read_option(item.option, item.text)
         except ConfigurationError as exc:
-            if not item.place:
+            # The error has the name of the client option, and that of --timeout is another one.
+            is_named = item.given_as.replace("-", "_").endswith(item.option)
+            place = item.place or ("" if is_named else item.given_as)
+            if not place:
                 raise
-            raise ConfigurationError(f"{item.place}: {exc}", hint=exc.hint) from None
+            raise ConfigurationError(f"{place}: {exc}", hint=exc.hint) from None
         if earlier is None or item.origin > earlier.origin:
             resolved[item.option] = item
         elif item.origin == earlier.origin and value != read_option(item.option, earlier.text)[1]:
