@@ -249,5 +249,5 @@ def test_a_checkpoint_serves_other_files_of_a_folder_one_after_another(
     replayed.record(first, 2)
     replayed.save()
     assert not replay_of(second.path, unreachable_address, checkpoint)[0].resumes
-    first.path.unlink()  # whoever deletes old files replaces none
+    first.path.unlink()  # a deleted file has no replacement
     assert not replay_of(table, unreachable_address, checkpoint)[0].resumes
