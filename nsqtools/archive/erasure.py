@@ -35,7 +35,7 @@ from nsqtools.archive.finding import (
     Inputs,
     check_whole_folder,
     find_archives,
-    is_metadata,
+    is_table_file,
 )
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import (
@@ -280,9 +280,7 @@ def _uncommitted_files(place: Place) -> dict[str, str]:
     return {
         str(place / entry.name): "a writer may commit it to the table: run it again afterwards"
         for entry in place.list()
-        if entry.name.endswith(".parquet")
-        and not is_metadata(entry.name)
-        and entry.name not in current
+        if is_table_file(entry.name) and entry.name not in current
     }
 
 

@@ -434,6 +434,11 @@ def is_metadata(name: str) -> bool:
     return any(part[:1] in "._" for part in name.split("/"))
 
 
+def is_table_file(name: str) -> bool:
+    """Return whether a name is that of a data file of a table."""
+    return name.endswith(".parquet") and not is_metadata(name)
+
+
 def _is_data(entry: StoredObject) -> bool:
     return bool(entry.size) and not is_metadata(entry.name)
 
@@ -550,8 +555,7 @@ def _parquet_entries(
     entries = [
         entry
         for entry in sorted(listed, key=attrgetter("name"))
-        if entry.name.endswith(".parquet")
-        and not is_metadata(entry.name)
+        if is_table_file(entry.name)
         and (committed is None or entry.name.rpartition("/")[2] in committed)
         and is_selected(partition_of(entry.name))
     ]

@@ -21,7 +21,7 @@ from nsqtools.archive.body_columns import FIELD, BodyColumns
 from nsqtools.archive.body_schema import fields_of, json_schema
 from nsqtools.archive.catalog import has_grown
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.finding import ArchiveFile, is_metadata
+from nsqtools.archive.finding import ArchiveFile, is_table_file
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, hidden_name, is_hidden, owner_of
 from nsqtools.archive.parquet import manifest_of, open_parquet, plain_schema
@@ -83,11 +83,7 @@ class Table:
 
     def _columns_of_newest(self) -> list[pyarrow.Field]:
         """Return the columns of the newest Parquet file, where 0.3.0 recorded them."""
-        entries = (
-            entry
-            for entry in self.storage.list()
-            if entry.name.endswith(".parquet") and not is_metadata(entry.name)
-        )
+        entries = (entry for entry in self.storage.list() if is_table_file(entry.name))
         if newest := max(entries, key=attrgetter("modified_ns"), default=None):
             with (
                 suppress(pyarrow.ArrowException),  # A truncated file has no columns.

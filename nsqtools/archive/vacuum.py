@@ -25,7 +25,7 @@ from nsqtools.archive.delta import LOG, DeltaCatalog, TableFile, is_table
 from nsqtools.archive.finding import (
     check_whole_folder,
     files_in_folder,
-    is_metadata,
+    is_table_file,
 )
 from nsqtools.archive.place import Place, StoredObject, map_concurrently, translating_errors
 from nsqtools.archive.replacements import COMPACTED, ERASED, locked_table, replace_files
@@ -103,10 +103,7 @@ class Vacuum:
         self.deletable = [
             entry
             for entry in entries
-            if entry.name.endswith(".parquet")
-            and not is_metadata(entry.name)
-            and entry.name not in current
-            and is_old(entry)
+            if is_table_file(entry.name) and entry.name not in current and is_old(entry)
         ]
 
     def _removals(self, names: Iterable[str]) -> dict[str, int]:
