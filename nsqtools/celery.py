@@ -62,6 +62,7 @@ from nsqtools.errors import (
 )
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, check_topic, parse_address
+from nsqtools.protocol.text import plain_text
 
 CHANNEL = "celery"
 # kombu adds the retry policy of each publish to the options of the transport, and reads it there.
@@ -95,7 +96,7 @@ def read_settings(scheme: str, client: Any) -> ConnectionSettings:
         if name in _EXTRA_OPTIONS:
             extra[name] = value
         else:
-            options[name] = str(value).lower() if isinstance(value, bool) else str(value)
+            options[name] = plain_text(value)
     addresses: list[str] = []
     for text in client.alt or [client.hostname or ""]:
         url = text if "://" in text else f"{scheme}://{text}"

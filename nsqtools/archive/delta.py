@@ -37,7 +37,7 @@ from nsqtools.archive.storage_objects import error_of
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import sync_data, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
-from nsqtools.protocol.text import load_json
+from nsqtools.protocol.text import load_json, plain_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -586,9 +586,7 @@ def _statistics(file: TableFile) -> str:
 
 def partition_text(value: Any) -> str | None:
     """Return the value of a partition column as text, as Delta has it; None for null."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return None if value is None else str(value)
+    return None if value is None else plain_text(value)
 
 
 def _files_of(

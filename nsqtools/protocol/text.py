@@ -167,6 +167,11 @@ def go_duration(duration_ns: int) -> str:
     return f"{sign}{hours}h{text}" if hours else sign + text
 
 
+def plain_text(value: object) -> str:
+    """Return a value as text; booleans are ``true`` and ``false``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _decimal(value: int, unit: int) -> str:
     whole, part = divmod(value, unit)
     digits = str(part).zfill(len(str(unit)) - 1).rstrip("0") if part else ""

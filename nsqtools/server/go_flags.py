@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.text import INT64, go_duration, parse_duration
+from nsqtools.protocol.text import INT64, go_duration, parse_duration, plain_text
 from nsqtools.server.daemon_log import LEVELS
 
 
@@ -64,7 +64,7 @@ def coerce(kind: FlagKind, value: Any) -> Any:
         return tuple(item_type(item) for item in value)
     if kind is BOOL and type(value) is int:
         return value != 0
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = plain_text(value)
     return tuple(text.split(",")) if kind is STRINGS else kind.parse(text)
 
 

@@ -40,7 +40,7 @@ from nsqtools.client.connection_settings import (
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import warn_of_exposure
 from nsqtools.protocol.option_names import ENV, OPTION_OF_FLAG, split_option
-from nsqtools.protocol.text import format_duration
+from nsqtools.protocol.text import format_duration, plain_text
 from nsqtools.settings import (
     Origin,
     Setting,
@@ -202,16 +202,12 @@ def describe_option(option: Any) -> tuple[str, str, str, str]:
     """Return name, default, bounds and help of a field of `ClientOptions`, as text."""
     from nsqtools.client.options import option_name
 
-    show = format_duration if option.metadata["kind"] == "duration" else _plain
+    show = format_duration if option.metadata["kind"] == "duration" else plain_text
     low, high = option.metadata["low"], option.metadata["high"]
     bounds = "|".join(option.metadata["choices"])
     if low is not None:
         bounds = f"{show(low)} to {show(high)}" if high is not None else f"{show(low)} or more"
     return option_name(option), show(option.default), bounds, option.metadata["help"]
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _flag = partial(opt, envvar=ENV)
@@ -340,7 +336,7 @@ def options_from_flags(context: Context, prefix: str = "") -> Iterator[SourcedOp
             secret, file = read_secret(value), str(value.absolute())
             yield SourcedOption("auth_secret", secret, origin, given_as, file)
             continue
-        text = " ".join(value) if isinstance(value, list | tuple) else _plain(value)
+        text = " ".join(value) if isinstance(value, list | tuple) else plain_text(value)
         if isinstance(value, float):
             text = format_duration(value)
         place = setting.place if setting is not None else ""
