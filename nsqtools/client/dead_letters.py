@@ -19,11 +19,10 @@ from dataclasses import replace
 from typing import Literal
 
 from nsqtools.client.message import Batch, Message
-from nsqtools.client.options import ClientOptions
+from nsqtools.client.options import LARGEST_SIZE, ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.errors import ConfigurationError, NsqError, PublishError
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.text import INT32
 
 log = logging.getLogger("nsqtools")
 
@@ -103,9 +102,7 @@ class DeadLetters:
     def __init__(self, topic: str, options: ClientOptions) -> None:
         self.topic = check_topic(topic)
         # nsqd delivered these bodies, so it accepts them again, whatever their size.
-        self._options = replace(
-            options, max_outstanding=100_000, publish_max_msg_size=INT32.stop - 1
-        )
+        self._options = replace(options, max_outstanding=100_000, publish_max_msg_size=LARGEST_SIZE)
         self._producers: dict[str, Producer] = {}  # by nsqd
         self._lock = threading.RLock()  # re-entrant: a signal handler may stop during a publish
 

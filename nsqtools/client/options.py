@@ -26,7 +26,7 @@ from nsqtools.transport.stream import parse_pins
 if TYPE_CHECKING:
     import ssl
 
-_INT32 = 0x7FFFFFFF  # the largest size that the protocol can express
+LARGEST_SIZE = 0x7FFFFFFF  # the largest size that the protocol can express
 # Limit of this client for delays between attempts and for backoff. go-nsq allows up to an hour.
 MAX_RETRY_DELAY_S = 3600.0
 
@@ -197,13 +197,13 @@ class ClientOptions:
         64 << 20,
         "largest message to accept, in bytes; a larger one ends the connection (0: no limit)",
         0,
-        _INT32,
+        LARGEST_SIZE,
     )
     max_inflated_read: int = opt(
         4 << 20,
         "bytes to which compressed data is expanded at a time; the rest waits its turn",
         1 << 16,
-        _INT32,
+        LARGEST_SIZE,
     )
     max_http_body: int = opt(
         32 << 20, "largest answer to accept over HTTP, in bytes", 1 << 10, 1 << 32
@@ -219,10 +219,10 @@ class ClientOptions:
     max_outstanding: int = opt(128, "publish commands that may wait for their answer", 1, 100_000)
     publish_timeout_s: float = opt(10.0, "time for a publish to be confirmed", 0.001)
     publish_max_msg_size: int = opt(
-        1 << 20, "largest message nsqd takes (its --max-msg-size)", 1, _INT32
+        1 << 20, "largest message nsqd takes (its --max-msg-size)", 1, LARGEST_SIZE
     )
     publish_max_body_size: int = opt(
-        5 << 20, "largest batch nsqd takes (its --max-body-size)", 16, _INT32
+        5 << 20, "largest batch nsqd takes (its --max-body-size)", 16, LARGEST_SIZE
     )
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from typing import TypeVar
 from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.message import Message
+from nsqtools.client.options import LARGEST_SIZE
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, nsqd_addresses, open_cluster
@@ -45,7 +46,6 @@ from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, ch
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.text import INT32
 from nsqtools.records.units import parse_regexp
 
 log = logging.getLogger("nsqtools")
@@ -76,7 +76,7 @@ class NsqSink:
         # The forwarder limits the bytes under way; `submit` must not block. The destination decides
         # whether a message is too large.
         self._options = options = destination.client_options(
-            max_outstanding=100_000, publish_max_msg_size=INT32.stop - 1
+            max_outstanding=100_000, publish_max_msg_size=LARGEST_SIZE
         )
         self._key = key
         self.nsqds = nsqd_addresses(destination)

@@ -33,7 +33,7 @@ from nsqtools.cli.running.runtime import (
 )
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
-from nsqtools.protocol.text import INT32, counted, format_duration
+from nsqtools.protocol.text import counted, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -281,13 +281,13 @@ def drain(
         nsq drain nsqd-3:4151 --to nsqd-1:4151 --yes
     """
     from nsqtools.client.connection import http_access
-    from nsqtools.client.options import ClientOptions
+    from nsqtools.client.options import LARGEST_SIZE, ClientOptions
     from nsqtools.cluster.admin import warn_if_still_registered
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import DRAIN_CHANNEL, Drain
 
     # The other nsqd decides whether a message is too large.
-    defaults = ClientOptions(max_in_flight=IN_FLIGHT, publish_max_msg_size=INT32.stop - 1)
+    defaults = ClientOptions(max_in_flight=IN_FLIGHT, publish_max_msg_size=LARGEST_SIZE)
     # With a sample rate nsqd would discard the other messages.
     options = replace(defaults.with_options(settings), sample_rate=0)
     if to is None:

@@ -23,7 +23,7 @@ from nsqtools.protocol.schedule_request import (
     encode_cancellation,
     format_time,
 )
-from nsqtools.protocol.text import INT32, counted
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ScheduledEntry
@@ -67,6 +67,7 @@ def serve(
         nsq schedule serve --data-path /var/lib/nsq-schedule --dead-letter-topic orders.dead
     """
     from nsqtools.client.consumer import make_consumer
+    from nsqtools.client.options import LARGEST_SIZE
     from nsqtools.client.producer import Producer
     from nsqtools.http.service import service
     from nsqtools.schedule.scheduler import CheckedClock, RejectedFile, RejectedTopic, Scheduler
@@ -79,7 +80,7 @@ def serve(
     if dead_letter_topic == schedule_topic:  # each dead letter would be an invalid request
         raise ConfigurationError(f"dead letters cannot go to {schedule_topic}, which is consumed")
     # nsqd decides whether a message is too large: it accepted the request.
-    options = connection.client_options(max_in_flight=1000, publish_max_msg_size=INT32.stop - 1)
+    options = connection.client_options(max_in_flight=1000, publish_max_msg_size=LARGEST_SIZE)
     is_stopped = False
 
     def stop() -> None:
