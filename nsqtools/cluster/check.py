@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.client.connection import require_one
 from nsqtools.cluster.admin import Action, AdminPlan
-from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.lake import Lake, find_lake_problems
 from nsqtools.cluster.problems import (
@@ -491,17 +491,18 @@ def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, 
         "stats": lambda client: client.decode_stats(client.ask_stats(clients=True, memory=True)),
     }
     for name, question in questions.items():
-        answers, failures = cluster.ask_nsqds(question, required=False)
-        for address, answer in answers.items():
-            yield f"nsqd/{_file_name(address)}/{name}.json", without_secrets(answer)
-        for failure in failures:
-            yield f"nsqd/{_file_name(failure.address)}/{name}.error", str(failure.error)
-    lookups, failures = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
-    for address, answer in lookups.items():
-        yield f"nsqlookupd/{_file_name(address)}/nodes.json", without_secrets(answer)
-    for failure in failures:
-        yield f"nsqlookupd/{_file_name(failure.address)}/nodes.error", str(failure.error)
+        yield from _answers("nsqd", name, cluster.ask_nsqds(question, required=False))
+    nodes = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
+    yield from _answers("nsqlookupd", "nodes", nodes)
     yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_s))
+
+
+def _answers(daemon: str, name: str, asked: Answers[Any]) -> Iterator[tuple[str, Any]]:
+    answers, failures = asked
+    for address, answer in answers.items():
+        yield f"{daemon}/{_file_name(address)}/{name}.json", without_secrets(answer)
+    for failure in failures:
+        yield f"{daemon}/{_file_name(failure.address)}/{name}.error", str(failure.error)
 
 
 def without_secrets(document: Any) -> Any:
