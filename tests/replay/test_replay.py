@@ -17,7 +17,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s
 
 from nsqtools import ClientOptions, replay
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import ArchiveFile, find_archives
 from nsqtools.archive.layout import TimeRange, index_of
 from nsqtools.archive.table import convert
 from nsqtools.archive.table_writer import TablePlan
@@ -217,18 +217,26 @@ def test_a_checkpoint_follows_a_moved_file_and_not_its_path(
     assert counts_of(moved, nsqd, checkpoint) == counts_of(original, nsqd, checkpoint)
 
 
+def half_replayed(
+    directory: Path, *, delta: bool
+) -> tuple[Path, Path, tuple[ArchiveFile, ArchiveFile]]:
+    """Make a table of two files, and a checkpoint that has the first one."""
+    checkpoint, table = directory / "checkpoint.json", directory / "t"
+    for number in (1, 3):
+        archive = write_archive(directory / f"{number}.gz", numbered(number, number + 2))
+        list(convert(find_archives([archive]), TablePlan(str(table), delta, "h"), directory))
+    first, second = find_archives([table])
+    replayed = Checkpoint(checkpoint)
+    replayed.record(first, 2)
+    replayed.save()
+    return table, checkpoint, (first, second)
+
+
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_table_whose_files_were_replaced_is_not_published_again(
     unreachable_address: str, tmp_path: Path, run_nsq: RunNsq, delta: bool
 ) -> None:
-    checkpoint, table = tmp_path / "checkpoint.json", tmp_path / "t"
-    for number in (1, 3):
-        archive = write_archive(tmp_path / f"{number}.gz", numbered(number, number + 2))
-        list(convert(find_archives([archive]), TablePlan(str(table), delta, "h"), tmp_path))
-    first, _ = find_archives([table])
-    replayed = Checkpoint(checkpoint)
-    replayed.record(first, 2)
-    replayed.save()
+    table, checkpoint, _ = half_replayed(tmp_path, delta=delta)
     assert replay_of(table, unreachable_address, checkpoint)[0].resumes
 
     assert run_nsq(["archive", "compact", str(table), "--open-days"]).status == 0
@@ -240,14 +248,7 @@ def test_a_table_whose_files_were_replaced_is_not_published_again(
 def test_a_checkpoint_serves_other_files_of_a_folder_one_after_another(
     unreachable_address: str, tmp_path: Path
 ) -> None:
-    checkpoint, table = tmp_path / "checkpoint.json", tmp_path / "t"
-    for number in (1, 3):
-        archive = write_archive(tmp_path / f"{number}.gz", numbered(number, number + 2))
-        list(convert(find_archives([archive]), TablePlan(str(table), False, "h"), tmp_path))
-    first, second = find_archives([table])
-    replayed = Checkpoint(checkpoint)
-    replayed.record(first, 2)
-    replayed.save()
+    table, checkpoint, (first, second) = half_replayed(tmp_path, delta=False)
     assert not replay_of(second.path, unreachable_address, checkpoint)[0].resumes
     first.path.unlink()  # a deleted file has no replacement
     assert not replay_of(table, unreachable_address, checkpoint)[0].resumes

@@ -458,6 +458,26 @@ def test_a_topic_that_cannot_have_dead_letters_is_refused(
     assert error in result.err
 
 
+def scheduler_without_nsqd(
+    store: ScheduleStore,
+    submit: Callable[[str, list[bytes]], Any],
+    *,
+    keep_rejected: Callable[[Rejected], bool],
+    on_round: Callable[[], None],
+) -> Scheduler:
+    """Return a scheduler that gets no requests, and publishes with ``submit``."""
+    consumer: Any = SimpleNamespace(next_batch=lambda wait_s: time.sleep(0.01))
+    producer: Any = SimpleNamespace(submit=submit)
+    return Scheduler(
+        store,
+        consumer,
+        producer,
+        CheckedClock(time.time_ns, time.monotonic_ns),
+        keep_rejected=keep_rejected,
+        on_round=on_round,
+    )
+
+
 def test_a_topic_that_nsqd_cannot_store_delays_no_other(tmp_path: Path) -> None:
     refusal = ServerError("E_PUB_FAILED", "no space left on device", fatal=True)
     published = []
@@ -474,15 +494,11 @@ def test_a_topic_that_nsqd_cannot_store_delays_no_other(tmp_path: Path) -> None:
         (Rank(n, b""), Entry(f"{n}", now_ns - S + n, topic, b"x", None, CatchUp.last, False))
         for n, topic in enumerate(topics)
     ]
-    consumer: Any = SimpleNamespace(next_batch=lambda wait_s: [])
-    producer: Any = SimpleNamespace(submit=submit)
     with closing(ScheduleStore(tmp_path)) as store:
         store.apply(entries, now_ns)
-        scheduler = Scheduler(
+        scheduler = scheduler_without_nsqd(
             store,
-            consumer,
-            producer,
-            CheckedClock(time.time_ns, time.monotonic_ns),
+            submit,
             keep_rejected=lambda rejected: False,
             on_round=lambda: scheduler.stop() if scheduler.counts.published else None,
         )
@@ -511,15 +527,11 @@ def test_a_dead_letter_that_cannot_be_written_repeats_no_publish(tmp_path: Path)
         (Rank(n, b""), Entry(topic, now_ns - S, topic, b"x"))
         for n, topic in enumerate(["before", "large", "behind"])
     ]
-    consumer: Any = SimpleNamespace(next_batch=lambda wait_s: time.sleep(0.01))
-    producer: Any = SimpleNamespace(submit=submit)
     with closing(ScheduleStore(tmp_path)) as store:
         store.apply(entries, now_ns)
-        scheduler = Scheduler(
+        scheduler = scheduler_without_nsqd(
             store,
-            consumer,
-            producer,
-            CheckedClock(time.time_ns, time.monotonic_ns),
+            submit,
             keep_rejected=fail,
             on_round=lambda: scheduler.stop() if published.count("large") == 2 else None,
         )
